@@ -24,16 +24,16 @@ _CPU_ELEMENTS, _DEVICE_ELEMENTS = 1 << 22, 1 << 25  # similarities held at a tim
 def dbscan(
     features: Tensor, radii: Sequence[float], *, min_samples: int = 4, nested: bool = True
 ) -> Tensor:
-    """(R, N) clusters of (N, D) features, named by one of their samples; noise is a cluster of its
-    own.
+    """(R, N) clusters of (N, D) features, named by one of their samples; a noise sample is a
+    cluster alone.
 
-    A sample with at least `min_samples` samples within the radius, itself among them, is a core;
+    A sample with at least `min_samples` samples within the radius, itself included, is a core;
     cores within the radius of each other share a cluster; other samples join the nearest core.
 
     Args:
         radii: growing; Euclidean distances of the unit-norm features: cos = 1 − r² / 2.
-        nested: a sample that is no core stays with the first cluster it joins, so that clusters
-            are nested.
+        nested: a sample that is no core stays with the first cluster it joins, so that clusters are
+            nested.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0]])
@@ -79,7 +79,7 @@ def _block_rows(number: int, device: torch.device) -> int:
 
 
 def count_levels(given: Sequence[float] | None) -> int:
-    """H of a hierarchy with these values for the levels from 2 on; 3 without."""
+    """H of a hierarchy with a value for each of the levels from 2 on; 3 without."""
     return 3 if given is None else len(given) + 1
 
 
@@ -105,7 +105,7 @@ def require_all_samples(features: Tensor | None, num_samples: int) -> Tensor:
 
 
 def _join_parts(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:
-    """The parts, named by their smallest core, after joining cores that are near each other."""
+    """Joins the parts of cores that are near each other; the smallest core names a part."""
     rows = slice(start, start + len(near_bN))
     cores_bN = near_bN & core_N & core_N[rows].unsqueeze(1)
     row, column = (cores_bN & (part_N != part_N[rows].unsqueeze(1))).nonzero(as_tuple=True)
@@ -121,8 +121,7 @@ SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)  # of cores, amon
 
 
 class Radii(Exact):
-    """The radii of the levels 2 … H of a hierarchy: given, growing, or fitted to the features it
-    starts from.
+    """The radii of the levels 2 … H of a hierarchy: given, or fitted to features.
 
     State: `fitted` (H − 1,), 0 until they are; `shares` (H − 1,) of the samples that were cores.
     """
@@ -147,7 +146,7 @@ class Radii(Exact):
 
     @property
     def values(self) -> tuple[float, ...] | None:
-        """The radii; None before they are fitted."""
+        """None before they are fitted."""
         if self.given is not None:
             return self.given
         return tuple(self.fitted.tolist()) if self.fitted.all() else None
@@ -164,8 +163,8 @@ class Radii(Exact):
 
     @torch.no_grad()
     def follow(self, features: Tensor) -> None:
-        """Sets fitted radii to those at which as many samples are cores as at the first fit: an
-        encoder that learns spreads its features."""
+        """Sets fitted radii to those with as many cores as at the first fit, because an encoder
+        that learns spreads its features."""
         if self.given is None and self.fitted.all():
             distance_n = _core_distances(features, self.min_samples, _FOLLOW_SAMPLES)
             *lower, last = self.shares.tolist()
@@ -175,9 +174,8 @@ class Radii(Exact):
 
 @torch.no_grad()
 def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4) -> tuple[float, ...]:
-    """`number` growing radii for (N, D) features. At the last, as many samples are cores as
-    possible, at most half, without a cluster of more than `LARGEST` of all samples; at each before
-    it half as many."""
+    """`number` growing radii. At the last, as many samples are cores as possible, at most half,
+    without a cluster of more than `LARGEST` of all samples; at each before it half as many."""
     if number < 1:
         return ()
     distance_n = _core_distances(features, min_samples, _FIT_SAMPLES)
@@ -220,6 +218,6 @@ def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor
 
 
 def _radius(distance_n: Tensor, share: float) -> float:
-    """The least radius at which that share of samples are cores; above 0 even for duplicates."""
+    """The least radius with that share of cores; above 0 even for duplicates."""
     place = min(max(round(share * len(distance_n)) - 1, 0), len(distance_n) - 1)
     return max(distance_n[place].item(), 1e-2) * 1.0001

@@ -1,9 +1,7 @@
-"""Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised
-Representation Learning, ECCV 2022, section 4.3; and the share of samples that conform to a
-hierarchy (section 5.3).
+"""Online hierarchical clustering: Tang et al., ECCV 2022, sections 4.3 and 5.3.
 
-The levels are a tree over all samples: each cluster points to one of the next level. It is on the
-CPU, because splitting and merging depend on values; an accelerator has a copy of the pointers.
+The tree of levels is on the CPU, because splitting and merging depend on values; an accelerator has
+a copy of its pointers.
 
 Dimension key: N data set, D embedding, H levels, B rows of an update, U distinct samples among
 them, F new clusters, M units that move, C clusters, P pairs of a cluster and one above it.
@@ -23,13 +21,13 @@ from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.hierarchy_update import Moves, Rings, refine
 from kinfolk.errors import require
-from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, is_broken, to_device
+from kinfolk.stores.per_sample import COARSE, Exact, check_ids, is_broken, to_device
 
 
 def conforming(labels: Tensor) -> float:
-    """Share of the samples that conform to (H, N) labels from the lowest level to the highest: at
-    every higher level, they are in the same cluster as most samples of each of their lower
-    clusters. Nested labels give 1. The paper gives figures without a definition.
+    """Share of the samples that conform to (H, N) labels from the lowest level to the highest: that
+    are with most samples of each of their lower clusters at every higher level. Nested labels give
+    1. The paper does not define its figures.
 
     Example:
         >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
@@ -45,8 +43,8 @@ def conforming(labels: Tensor) -> float:
 
 
 def level_figures(labels: Tensor) -> dict[str, float]:
-    """Metrics of (H, N) levels: the share of samples that conform, that are not alone at the
-    highest level (`clustered`), and that are in its `largest_cluster`."""
+    """Metrics of (H, N) levels; `clustered`: the share of samples not alone at the highest
+    level."""
     size = torch.unique(labels[-1], return_counts=True)[1].double() / labels.shape[1]
     return {
         "conforming": conforming(labels),
@@ -56,8 +54,7 @@ def level_figures(labels: Tensor) -> dict[str, float]:
 
 
 def _with_most(low_N: Tensor, high_N: Tensor) -> Tensor:
-    """(N,) whether the higher label of each sample is that of most of its lower cluster; in a tie,
-    the smallest label counts."""
+    """(N,) whether the higher label of each sample is that of most of its lower cluster."""
     low_N, high_N = (torch.unique(each, return_inverse=True)[1] for each in (low_N, high_N))
     span = int(high_N.max()) + 1
     pair_P, pair_N, count_P = torch.unique(
@@ -73,10 +70,10 @@ def _with_most(low_N: Tensor, high_N: Tensor) -> Tensor:
 class Tree(Exact):
     """The state of an `OnlineHierarchy`, with levels counted from 0; level H is a single root.
 
-    State: `features` (N, D); `parent`, `after`, `before` (H, N) over the clusters of a level;
-    `entry`, `units` (H, N) over those of the level above; `sizes` (H, N) samples and `sums` (H − 1,
-    N, D) of their features; `free` slots and their number. Not saved: `pointers`, the copy of
-    `parent` on an accelerator.
+    State: `features` (N, D); (H, N) `parent`, `after`, `before` of the clusters of a level,
+    `entry`, `units` of those of the level above; `sizes` (H, N) in samples and `sums` (H − 1, N, D)
+    of their features; `free` slots and their number. Not saved: `pointers`, the copy of `parent` on
+    an accelerator.
     """
 
     advice = "use the same data set and levels"
@@ -105,11 +102,10 @@ class Tree(Exact):
 
     @property
     def device(self) -> torch.device:
-        """The device that labels are looked up on."""
         return self.parent.device if self.pointers is None else self.pointers.device
 
     def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) clusters on the device of `ids`: a CPU, or that of the pointers."""
+        """(H, …) clusters; `ids` are on the CPU or on the device of the pointers."""
         on_host = self.pointers is None or ids.device.type == "cpu"
         above, found = self.parent if on_host else self.pointers, [ids]
         assert above is not None
@@ -147,14 +143,14 @@ class Tree(Exact):
         self.send_all()
 
     def write(self, ids_U: Tensor, new_UD: Tensor) -> None:
-        """Sets the features of distinct samples, and the sums above them."""
+        """Writes the features of distinct samples."""
         change_UD = new_UD - self.features[ids_U]
         self.features[ids_U] = new_UD
         for level, label_U in enumerate(self.labels_of(ids_U)[1:]):
             self.sums[level].index_add_(0, label_U, change_UD)
 
     def move(self, level: int, moves: Moves) -> None:
-        """Moves units between clusters of a level, with new clusters; frees empty ones."""
+        """Moves units between clusters of a level; frees clusters that become empty."""
         if not len(moves.unit):
             return
         unit_M, to_M = moves.unit, moves.to.clone()
@@ -233,14 +229,15 @@ class Tree(Exact):
 
 class OnlineHierarchy(nn.Module):
     """H levels of labels of all samples, refined with every batch at a cost that depends on the
-    batch, not on N; see `hierarchy_update.py`. At level 1 every sample is a cluster.
+    batch, not on N. At level 1 every sample is a cluster.
 
     Args:
         num_samples, levels: N and H; H counts level 1.
-        merge_similarity: σ_m, or one for each of the levels 2 … H; more similar centres are merged.
-        parts: m.
-        max_units: of a larger cluster, the touched units are used first and the others count as
-            one; merging it into another takes several steps.
+        merge_similarity: σ_m, or one for each of the levels 2 … H: clusters with more similar
+            centres are merged.
+        parts: m, into how many a cluster is split at most.
+        max_units: units of a cluster that a step uses, the touched ones first. The others count as
+            one, so merging a large cluster takes several steps.
         feature_momentum: m in [0, 1) of f ← normalised(m f + (1 − m) new).
 
     State: `tree`, on the CPU; memory is linear in N · H. The same updates give the same state.
@@ -284,15 +281,14 @@ class OnlineHierarchy(nn.Module):
         self.num_samples, self.levels, self.merge_similarity = num_samples, levels, each
         self.parts, self.max_units, self.feature_momentum = parts, max_units, feature_momentum
         self.tree = Tree(num_samples, levels)
-        self._arriving: Arriving | None = None
+        self._arriving: tuple[list[Tensor], torch.cuda.Event | None] | None = None
 
     @property
     def labels(self) -> Tensor:
-        """(H, N) the cluster of every sample at every level."""
+        """(H, N) the clusters of all samples."""
         return self.labels_of(torch.arange(self.num_samples, device=self.tree.device))
 
     def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) the clusters of some samples."""
         self.settle()
         return self.tree.labels_of(ids)
 
@@ -304,7 +300,7 @@ class OnlineHierarchy(nn.Module):
 
     @torch.no_grad()
     def update(self, ids: Tensor, features: Tensor, is_finite: Tensor | None = None) -> None:
-        """Stores (B, D) features of samples (B,), of all ranks, and refines their clusters.
+        """Stores (B, D) features of samples, of all ranks, and refines their clusters.
 
         Rows of one id count as their mean; rows that are not finite are left out, and so is a step
         whose loss is not. Rows on an accelerator are copied without waiting, and used by `settle`.
@@ -316,15 +312,22 @@ class OnlineHierarchy(nn.Module):
         self.tree.set_features(features)
         self.settle()
         if ids.device.type != "cpu":
-            self._arriving = Arriving(ids, features, *(() if is_finite is None else (is_finite,)))
+            given = (ids, features) if is_finite is None else (ids, features, is_finite)
+            on_cuda = ids.device.type == "cuda"  # other accelerators have no such copy
+            copies = [x.to("cpu", non_blocking=on_cuda) for x in given]
+            waits = on_cuda and torch.cuda.is_available()
+            event = torch.cuda.current_stream(ids.device).record_event() if waits else None
+            self._arriving = copies, event
         elif not is_broken(is_finite):
             self._apply_update(ids, features)
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Applies what the last `update` on an accelerator has copied, before anything is read."""
+        """Applies what the last `update` on an accelerator has copied."""
         if self._arriving is not None:
-            (ids, features, *is_finite), self._arriving = self._arriving.read(), None
+            ((ids, features, *is_finite), event), self._arriving = self._arriving, None
+            if event is not None:
+                event.synchronize()
             if not is_finite or bool(is_finite[0]):
                 self._apply_update(ids, features)
 
@@ -354,11 +357,9 @@ class OnlineHierarchy(nn.Module):
                 limits = self.parts, self.merge_similarity[level - 1], self.max_units
                 self.tree.move(level, refine(units, clusters, touched, *limits))
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, *rest: Any) -> None:
         self.settle()  # before the tree is saved
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+        super()._save_to_state_dict(destination, prefix, *rest)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         self._arriving = None

@@ -1,23 +1,20 @@
-"""One step of the online refinement of a hierarchy: which units of the touched clusters move to
-which cluster. RCL, section 4.3.
+"""One step of the refinement of a hierarchy (RCL, section 4.3): which units of the touched clusters
+move to which cluster.
 
 Every touched cluster is split into at most m parts of whole units, the clusters one level below.
-The parts and the other clusters inside the same cluster one level above (the border) are merged if
-they are similar.
+Parts and other clusters inside one cluster of the next level (the border) are merged if similar.
 
 Splitting uses density peaks (Rodriguez and Laio, Science 2014) on the units of a cluster:
 
     ρ_i = Σ_j exp(−d_ij² / d_c²),   δ_i = min over denser j of d_ij (the densest: the largest d_ij),
                                     γ_i = ρ_i δ_i
 
-The prototypes are the m − 1 units with the largest γ and, of the others, the one with the largest
-δ, because γ never finds a single outlier; every unit joins one of them. d is the distance of the
-unit-norm centres and d_c² the mean of d² in the cluster.
+Prototypes are the m − 1 units with the largest γ and, of the others, the one with the largest δ,
+because γ never finds a single outlier. d is the distance of unit-norm centres, d_c² the mean of d².
 
 Dimension key: S slots of units, C slots of clusters, K touched clusters or rings, W places of each
-(padded; place 0 is the rest of a cluster that is too large to use whole), T touched units, D
-embedding, m parts, n nodes (clusters and parts), E edges, P borders, w nodes of each, M units that
-move.
+(padded; place 0 is the rest of a large cluster), T touched units, D embedding, m parts, n nodes
+(clusters and parts), E edges, P borders, w nodes of each, M units that move.
 """
 
 from __future__ import annotations
@@ -32,10 +29,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rings:
-    """The units of each cluster of a level in a ring, so that listing, removing and adding cost as
-    much as the units that move. (S,) `after` and `before`: the neighbours of each unit; (C,)
-    `entry` and `units`: one unit of each cluster, and how many it has; (S,) `parent`: the cluster
-    of each unit; (S, D) `sums` of its features."""
+    """The units of each cluster of a level in a ring, so that changes cost as much as the units
+    that move. (S,) `after`, `before`: neighbours of each unit; (C,) `entry`, `units`: one unit of
+    each cluster, and their number; (S,) `parent`: cluster of each unit; (S, D) `sums` of its
+    features."""
 
     after: Tensor
     before: Tensor
@@ -60,7 +57,7 @@ class Rings:
         return path[place_W < number_K.unsqueeze(1)]
 
     def take_out(self, unit_M: Tensor) -> None:
-        """Removes distinct units from their clusters."""
+        """Removes distinct units."""
         unit_M = unit_M.sort().values
         cluster_M = self.parent[unit_M]
         self.units.index_add_(0, cluster_M, torch.full_like(cluster_M, -1))
@@ -73,7 +70,7 @@ class Rings:
         self.parent[unit_M] = -1
 
     def put_in(self, unit_M: Tensor, cluster_M: Tensor) -> None:
-        """Adds units that are in no cluster, after the entry of its ring."""
+        """Adds units that are in no cluster, after the entry of the ring."""
         cluster_M, order = cluster_M.sort(stable=True)
         unit_M = unit_M[order]
         cluster_G, number_G = torch.unique_consecutive(cluster_M, return_counts=True)
@@ -98,7 +95,7 @@ class Rings:
 
 
 def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
-    """The nearest neighbour that stays, by doubling; `gone` is sorted."""
+    """The nearest neighbour that stays, by doubling; `gone_M` is sorted."""
     for _ in range(len(gone_M).bit_length()):
         place_M = torch.searchsorted(gone_M, neighbour_M).clamp(max=len(gone_M) - 1)
         goes_M = gone_M[place_M] == neighbour_M
@@ -121,8 +118,8 @@ def by_width(number_K: Tensor) -> Iterator[tuple[Tensor, int]]:
 def select_units(
     units: Rings, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, W) units that are used, the touched ones first, (K, W) where there is one, and (K,)
-    whether there are more than `limit`."""
+    """(K, W) used units, touched ones first; (K, W) where there is one; (K,) whether there are more
+    than `limit`."""
     number_K = units.units[cluster_K]
     rest_K = number_K > limit
     width = int(number_K.max().clamp(max=limit))
@@ -154,8 +151,8 @@ def siblings(clusters: Rings, cluster_K: Tensor, border_K: Tensor, limit: int) -
 
 
 def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> Tensor:
-    """(K, W) the part of every unit: that of the most similar prototype. Where `rest_K`, place 0
-    represents all units that are not used and is always a prototype."""
+    """(K, W) the part of every unit: that of the most similar prototype. Where `rest_K`, place 0 is
+    always a prototype."""
     sim_KWW = centre_KWD @ centre_KWD.mT
     proto_Km, known_Km = peaks(sim_KWW, valid_KW, rest_K, parts)
     near_KmW = sim_KWW.gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
@@ -193,8 +190,8 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
 
 
 def merge_groups(centre_nD: Tensor, border_n: Tensor, similarity: float) -> Tensor:
-    """(n,) the group of every node, named by its first: nodes of one border (sorted) connected by
-    pairs more similar than `similarity`."""
+    """(n,) the group of every node, named by its first: nodes of one border (sorted) that are
+    connected by pairs more similar than `similarity`."""
     number_P = torch.unique_consecutive(border_n, return_counts=True)[1]
     first_P = number_P.cumsum(0) - number_P
     edges = [border_n.new_empty(0, 2)]
@@ -238,9 +235,8 @@ class Moves:
 def refine(
     units: Rings, clusters: Rings, touched: Tensor, parts: int, similarity: float, max_units: int
 ) -> Moves:
-    """The moves that refine the clusters of the `touched` units (distinct slots), with m, σ_m, and
-    how many units or siblings of one cluster are used. Recomputes the sums of the clusters that are
-    used whole, so that rounding errors do not add up."""
+    """The moves that refine the clusters of the `touched` units (distinct slots). Recomputes the
+    sums of clusters that are used whole, so that rounding errors do not add up."""
     cluster_T, order = units.parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
     chosen = select_units(units, touched[order], cluster_K, owner_T, max_units)

@@ -46,15 +46,15 @@ def kmeans(
     device: torch.device | None = None,
     over_ranks: bool = False,
 ) -> Clusters:
-    """The clusters of (N, F) `features`; on the CPU the same for the same features, seed and number
-    of threads. Clusters stay empty only if there are fewer distinct samples.
+    """Clusters (N, F) `features`; on the CPU the same for the same seed and number of threads.
+    Clusters are empty only if there are fewer distinct samples.
 
     Args:
         num_clusters: K, below N.
         init: (K, F) centroids to start from; None: `first_centroids`.
         iterations: of Lloyd's algorithm.
         spherical: centroids of unit norm, and samples assigned by the inner product.
-        points_per_cluster: centroids are learned from at most this many random samples per cluster.
+        points_per_cluster: samples that centroids are learned from, at most.
         device: of the result; None: that of the features. With faiss-gpu, CUDA also computes it.
         over_ranks: all ranks call this and receive the result of rank zero.
     """
@@ -94,7 +94,9 @@ def _faiss_kmeans(
     rows_NF = features.detach().to("cpu", torch.float32).contiguous()
     if init is None:
         draw = torch.Generator().manual_seed(seed % 2**63)
-        drawn_SF = _draw_rows(rows_NF, num_clusters * points_per_cluster, draw)
+        drawn_SF, most = rows_NF, num_clusters * points_per_cluster
+        if len(rows_NF) > most:
+            drawn_SF = rows_NF[torch.randperm(len(rows_NF), generator=draw)[:most]]
         init = first_centroids(drawn_SF, num_clusters, draw)
     start_KF = init.detach().to("cpu", torch.float32).contiguous()
     with _threads(faiss):
@@ -116,9 +118,8 @@ def _faiss_kmeans(
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
-    """(K, F) of the (S, F) `features`, drawn by k-means++: each with a probability in proportion to
-    its squared distance from the nearest centroid before, and the best of 16 draws. Above 256
-    clusters several are drawn at a time, without such trials."""
+    """(K, F) rows of (S, F), drawn by k-means++, each the best of 16 draws. Above 256 clusters
+    several are drawn at a time, without such trials."""
     step = math.ceil(num_clusters / _ROUNDS)
     trials = _TRIALS if step == 1 else 1
     square_S = features.square().sum(1)
@@ -138,8 +139,8 @@ def first_centroids(features: Tensor, num_clusters: int, generator: torch.Genera
 
 
 def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Tensor) -> Tensor:
-    """(T, S) squared distance of each sample from the nearest of the M samples drawn in a trial, or
-    `nearest_S` where that is less."""
+    """(T, S) squared distance of each sample from the nearest of the M drawn in a trial, at most
+    `nearest_S`."""
     centroids_KF, trials = features[drawn_TM.flatten()], len(drawn_TM)
     nearest_TS = nearest_S.repeat(trials, 1)
     rows = max(1, _DRAW_ELEMENTS // len(centroids_KF))
@@ -155,18 +156,16 @@ def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Te
     return nearest_TS
 
 
-def _draw_rows(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    if len(features) <= most:
-        return features
-    return features[torch.randperm(len(features), generator=generator)[:most]]
+def check_num_clusters(num_clusters: tuple[int, ...], num_samples: int) -> None:
+    must = f"at least 1 and below the number of samples ({num_samples})"
+    for number in num_clusters:
+        require(1 <= number < num_samples, "num_clusters", number, must)
 
 
 def check_clusterable(features: Tensor, num_clusters: tuple[int, ...]) -> None:
     must = "of the shape (samples, features)"
     require(features.ndim == 2, "features", tuple(features.shape), must)
-    must = f"at least 1 and below the number of samples ({len(features)})"
-    for number in num_clusters:
-        require(1 <= number < len(features), "num_clusters", number, must)
+    check_num_clusters(num_clusters, len(features))
     if not features.isfinite().all():
         row = int((~features.isfinite().all(1)).nonzero()[0])
         raise KinfolkError(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import dbscan
-from kinfolk.clustering.kmeans import check_clusterable, kmeans
+from kinfolk.clustering.kmeans import check_clusterable, check_num_clusters, kmeans
 from kinfolk.errors import require, require_choice
 from kinfolk.stores.per_sample import Exact
 
@@ -46,8 +46,8 @@ def concentration(
 
         φ_k = Σ_{i in k} ‖v_i − c_k‖ / (Z_k log(Z_k + α))        Z_k members
 
-    A cluster of one member, or of equal ones, would have φ = 0 and an infinite pull; it gets the
-    largest φ of the others, or `temperature`. `clip`: φ is cut at this quantile and at 1 − it.
+    A cluster whose members are equal would have φ = 0 and an infinite pull; it gets the largest φ
+    of the others, or `temperature`. φ is clamped to the quantiles `clip` and 1 − `clip`.
     """
     require(temperature > 0, "temperature", temperature, "above 0")
     require(0 <= alpha < math.inf, "alpha", alpha, "at least 0")
@@ -81,8 +81,7 @@ def check_acceptance(
 def rate_at(
     schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, last: float = 1.0
 ) -> float:
-    """The share of samples that is accepted after the share `progress` of the training; "linear"
-    reaches `final_rate` at the progress `last`."""
+    """The share of samples accepted at the `progress` in [0, 1]; "linear" ends at `last`."""
     share = {
         "linear": min(max(progress / last, 0.0), 1.0),
         "step": float(progress >= step_at),
@@ -93,7 +92,7 @@ def rate_at(
 
 def last_clustering(every: int, num_epochs: int, first: int = 0) -> float:
     """The progress at the last of the clusterings before the epochs `first`, `first` + `every`, …;
-    1 if there is none but that before epoch 0."""
+    1 if there is none after epoch 0."""
     last = first + (num_epochs - 1 - first) // every * every
     return last / num_epochs if last > 0 else 1.0
 
@@ -132,7 +131,6 @@ def accept_most_confident(
 
 
 def centroid_distance(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
-    """(N,) ‖v_i − c_{y_i}‖."""
     rows = max(1, _BLOCK_ELEMENTS // max(1, features_ND.shape[1]))
     blocks = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
     norm = torch.linalg.vector_norm
@@ -150,8 +148,8 @@ class PseudoLabels(Exact):
         num_samples: N.
         num_clusters: K of each level, each below N; a number means a single level.
         seed: level l has seed + l.
-        accepts: whether a cluster becomes a label only when `accept` chooses it. `accepted` and
-            `confidence` (L, N) are then saved by the owner, which loads them by `set_acceptance`.
+        accepts: whether only what `accept` chooses is a label. The owner then saves `accepted` and
+            `confidence` (L, N), and loads them by `set_acceptance`.
         warm_start: a refresh starts from the last centroids, with `warm_iterations`.
         iterations, points_per_cluster: see `kmeans`.
 
@@ -181,9 +179,7 @@ class PseudoLabels(Exact):
         given = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
         self.num_clusters = tuple(given)
         require(len(self.num_clusters) > 0, "num_clusters", (), "at least one number")
-        rule = f"at least 1 and below the number of samples ({num_samples})"
-        for number in self.num_clusters:
-            require(1 <= number < num_samples, "num_clusters", number, rule)
+        check_num_clusters(self.num_clusters, num_samples)
         self.num_samples, self.seed = num_samples, seed
         self.advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
         self.warm_start, self.iterations = warm_start, iterations
@@ -200,8 +196,7 @@ class PseudoLabels(Exact):
             ("confidence", torch.zeros(shape)),
         ):
             self.register_buffer(name, first if accepts else None, persistent=False)
-        self.has_labels = False
-        """Whether any sample has a label, as the host knows."""
+        self.has_labels = False  # known to the host
 
     def of(self, ids: Tensor) -> Tensor:
         """(L, …) the labels of the samples `ids`; −1 for a sample that has none."""
@@ -223,14 +218,14 @@ class PseudoLabels(Exact):
         return numbers_N + self.labels.new_tensor(self.num_clusters).unsqueeze(1)
 
     def level(self, level: int) -> Tensor:
-        """(K, D) the centroids of one level."""
+        """(K, D) centroids."""
         first = sum(self.num_clusters[:level])
         return self.centroids[first : first + self.num_clusters[level]]
 
     @torch.no_grad()
     def refresh(self, features: Tensor, ids: Tensor | None = None) -> None:
-        """Clusters `features`, the same on all ranks, of all samples or of `ids`; any other sample
-        is then a cluster alone."""
+        """Clusters `features`, equal on all ranks, of all samples or of `ids`; any other sample is
+        then alone."""
         number = self.num_samples if ids is None else len(ids)
         must = f"of the shape ({number}, features): all samples in data-set order"
         require(len(features) == number, "features", tuple(features.shape), must)
@@ -279,7 +274,7 @@ class PseudoLabels(Exact):
     def set_acceptance(
         self, accepted: Tensor | None = None, confidence: Tensor | None = None
     ) -> None:
-        """Sets (L, N) which clusters are labels, and their confidence. None: none are accepted."""
+        """(L, N) each. None: none are accepted."""
         assert self.accepted is not None
         assert self.confidence is not None
         old, sure = self.accepted, self.confidence
@@ -303,8 +298,8 @@ class PseudoLabels(Exact):
 def kmeans_levels(
     features: Tensor, num_clusters: Sequence[int], *, seed: int, over_ranks: bool = False
 ) -> Tensor:
-    """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`,
-    which fall."""
+    """(H, N) labels: level 1 every sample alone, then k-means for each of `num_clusters`, which
+    fall."""
     check_falling(num_clusters)
     levels = [
         kmeans(features, number, seed=seed + place, spherical=True, over_ranks=over_ranks).labels
@@ -314,8 +309,7 @@ def kmeans_levels(
 
 
 def dbscan_levels(features: Tensor, radii: Sequence[float], *, min_samples: int = 4) -> Tensor:
-    """(H, N) labels: level 1 every sample its own, then one DBSCAN for each of `radii`, which
-    grow."""
+    """(H, N) labels: level 1 every sample alone, then DBSCAN for each of `radii`, which grow."""
     return _with_first(dbscan(features, radii, min_samples=min_samples, nested=False))
 
 

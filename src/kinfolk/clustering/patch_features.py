@@ -1,7 +1,6 @@
-"""Features of images without another model or gradient steps: how often, and in which quarter of
-the image, small patches like each of K typical ones occur. Coates, Lee, Ng, An Analysis of
-Single-Layer Networks in Unsupervised Feature Learning, AISTATS 2011; Coates, Ng, ICML 2011. The
-principal components are ours: they make cosine similarity of the features meaningful.
+"""Features of images without a model or gradient steps: how often, and in which quarter of the
+image, patches like each of K typical ones occur. Coates, Lee, Ng, AISTATS 2011; Coates, Ng, ICML
+2011. The principal components are ours, for cosine similarities.
 
 Dimension key: B images, C channels, S pixels of a side, M patches, P = C · side² values of a patch,
 K typical patches, Q = 4 · K counts, F features.
@@ -71,8 +70,7 @@ class PatchFeatures(nn.Module):
         samples: int = 100_000,
         seed: int = 0,
     ) -> PatchFeatures:
-        """Learns typical patches and principal components from (B, C, S, S) images of about unit
-        deviation, with all channels on one scale.
+        """Learns from (B, C, S, S) images of about unit deviation, with all channels on one scale.
 
         Args:
             num_patches: K typical patches.

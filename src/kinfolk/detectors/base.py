@@ -1,4 +1,4 @@
-"""The base class of detectors, their registry, and wrappers that change a detector's answer.
+"""The base class of detectors, their registry, and wrappers of detectors.
 
 Dimension key: R rows of a block, C candidates, b samples of a block, N data set.
 """
@@ -22,14 +22,13 @@ from kinfolk.stores.per_sample import Exact, check_num_samples
 
 Space = Literal["projected", "features"]
 """What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""
-Answer = Kin | tuple[Kin, ...]
-"""One `Kin`, or one for each level: the loss is then the mean over the levels."""
+Answer = Kin | tuple[Kin, ...]  # of several levels, over which the loss is the mean
 
 
 @dataclass(frozen=True)
 class Bound:
     """A bound on the similarity: the share of an anchor's negatives `above` it, and (M,) `learned`
-    values, if there are any."""
+    values."""
 
     name: str
     above: float
@@ -39,23 +38,23 @@ class Bound:
 class Detector(Exact, ABC):
     """Abstract. Returns which candidates are kin (detected false negatives) of each anchor.
 
-    `find` is required. It reads state, and `observe` writes it, in training only, once per step.
-    Neither may make the host wait for an accelerator (no `.item()`, `bool(tensor)`).
+    `find` is required. It reads state; `observe` writes it, once per training step. Neither may
+    make the host wait for an accelerator (no `.item()`, `bool(tensor)`).
     """
 
     paper: ClassVar[str] = ""
     needs: ClassVar[str] = ""
     default_action: ClassVar[Action] = "eliminate"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Names that stand for arguments in a method name: `positive_margin:absolute`."""
+    """Arguments by their name in a method, such as `positive_margin:absolute`."""
 
     num_samples: int | None = None
-    """N, if anything is looked up by sample id, so that calls need ids."""
+    """N, if calls need ids because anything is looked up by them."""
     guide: str | None = None
     """What the framework must pass as `Pairs.guide`: embeddings of a "teacher" or of the other
     "modality"."""
     soft: bool = False
-    """Whether all candidates are kin to some degree, so that "eliminate" is refused."""
+    """Whether all candidates are kin to some degree; "eliminate" is then refused."""
     __signature__: ClassVar[inspect.Signature]
     own_weight: float | None = None
     """The `own_weight` of a loss that does not set it."""
@@ -66,8 +65,8 @@ class Detector(Exact, ABC):
     refreshed_at_end: bool = False
     """Whether `refresh` is also called after the last epoch."""
     needed_metrics: frozenset[str] = frozenset()
-    """Metrics for `on_metric`: "epoch" (with a fraction, before every step), "loss" (after every
-    step), "knn" (when it is measured, never on the test split)."""
+    """For `on_metric`: "epoch" (with a fraction, before every step), "loss" (after every step),
+    "knn" (when measured, never on the test split)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -99,7 +98,7 @@ class Detector(Exact, ABC):
 
     @abstractmethod
     def find(self, block: Block) -> Answer:
-        """Returns which candidates of the block are kin, and the new state of its samples."""
+        """Returns which candidates are kin, and the new state of the block's samples."""
 
     def observe(
         self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
@@ -112,8 +111,8 @@ class Detector(Exact, ABC):
         return False
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """The step before some epochs, such as a clustering, with (N, F) features of all samples
-        in data-set order, the same on all ranks. `progress`: of the training, in [0, 1]."""
+        """The step before some epochs, such as a clustering, with (N, F) features of all samples in
+        data-set order, the same on all ranks. `progress` of the training: in [0, 1]."""
 
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         """Called in every step with the (B·V, D) unit-norm anchors, sample-major, of all ranks."""
@@ -127,8 +126,8 @@ class Detector(Exact, ABC):
         return {}
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        """Why it cannot flag or drop anything in a training that it joins in `first_epoch`; None:
-        it can."""
+        """Why nothing can be flagged or dropped in a training that it joins in `first_epoch`; None:
+        something can."""
         return None
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
@@ -136,14 +135,14 @@ class Detector(Exact, ABC):
         self.epoch, self.num_epochs = epoch, num_epochs
 
     def set_loss_temperature(self, temperature: float) -> None:
-        """Called by a loss with its temperature."""
+        """Called by the loss."""
         self.loss_temperature = temperature
 
     def swap_towers(self) -> None:
         """Called on the copy for the second direction of a loss of two towers."""
 
     def bounds(self, ids: Tensor) -> list[Bound]:
-        """Bounds for the report, of the samples `ids` (M,): "threshold", or "lower" and "upper"."""
+        """Bounds of the samples `ids` (M,) for the report: "threshold", or "lower" and "upper"."""
         return []
 
     @property
@@ -153,7 +152,7 @@ class Detector(Exact, ABC):
 
 
 def _text(value: object) -> str:
-    """An argument for `repr`: the shape of a tensor or array, the beginning of a long list."""
+    """The shape of a tensor or array, the beginning of a long list."""
     shape = getattr(value, "shape", None)
     return _SHORT.repr(value) if shape is None else f"<{type(value).__name__} {tuple(shape)}>"
 
@@ -161,8 +160,7 @@ def _text(value: object) -> str:
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 500
 
-DETECTORS: dict[str, type[Detector]] = {}
-"""All registered detectors by their name in a method."""
+DETECTORS: dict[str, type[Detector]] = {}  # by their name in a method
 Kind = TypeVar("Kind", bound=type[Detector])
 
 
@@ -173,8 +171,7 @@ def register(
     action: Action = "eliminate",
     variants: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Kind], Kind]:
-    """Registers a detector under `name`, so that `--method simclr+NAME` works, with what the tables
-    of methods say about it."""
+    """Registers a detector under `name` (`--method simclr+NAME`), with what tables say about it."""
 
     def register_class(kind: Kind) -> Kind:
         kind.paper, kind.needs, kind.default_action = paper, needs, action
@@ -193,7 +190,7 @@ _DELEGATED = (
 
 
 class Wrapped(Detector, ABC):
-    """Abstract. Changes the answer of another detector, and leaves everything else as it is."""
+    """Abstract. Changes only the answer of another detector."""
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
@@ -220,7 +217,7 @@ for _name in _DELEGATED:
 
 
 def guide_similarities(block: Block) -> Tensor:
-    """(R, C) similarities of the guide, or those contrasted if there is none."""
+    """(R, C) similarities of the guide, if there is one."""
     if block.guide_bG is None or block.guide_CG is None:
         return block.sim_RC
     sim = block.guide_bG.to(block.sim_RC.dtype) @ block.guide_CG.to(block.sim_RC.dtype).T
@@ -229,8 +226,8 @@ def guide_similarities(block: Block) -> Tensor:
 
 
 class InGuideSpace(Wrapped):
-    """The wrapped detector sees the similarities of `Pairs.guide`, such as the first of two heads
-    (Zheng et al., ICCV 2021), instead of those contrasted."""
+    """Its detector sees the similarities of `Pairs.guide`, such as the first of two heads (Zheng et
+    al., ICCV 2021)."""
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
         return self.detector.prepare(ids_C, candidates_CD if guide_CG is None else guide_CG, None)
@@ -246,9 +243,8 @@ class StartAt(Wrapped):
     `update_from` (GloFND, section 4.3).
 
     Args:
-        detector: the wrapped detector.
-        epoch: first epoch, counted from 0, in which kin are flagged. Annealing begins with it.
-        update_from: first epoch in which the state changes; None: `epoch`.
+        epoch: the first, counted from 0, in which kin are flagged; annealing begins there.
+        update_from: the first epoch in which the state changes; None: `epoch`.
     """
 
     def __init__(self, detector: Detector, *, epoch: int, update_from: int | None = None) -> None:
@@ -281,7 +277,7 @@ class StartAt(Wrapped):
         return Kin(update={name: rows for kin in levels for name, rows in kin.update.items()})
 
     def due(self, epoch: int) -> bool:
-        """A refresh that was due before `update_from` is due at `update_from`."""
+        """What was due before `update_from` is due then."""
         first = range(epoch + 1) if epoch == self.update_from else (epoch,)
         return epoch >= self.update_from and any(map(self.detector.due, first))
 

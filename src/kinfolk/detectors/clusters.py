@@ -1,9 +1,7 @@
 """Detectors that cluster the features of all samples by k-means.
 
-- Cave: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual
-  Representations, ICLR 2021, appendix F.
-- The neighbours of LA: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual
-  Embeddings, ICCV 2019, section 3.
+- Cave: Wu et al., ICLR 2021, appendix F.
+- The neighbours of LA: Zhuang et al., ICCV 2019, section 3.
 
 Dimension key: R rows of a block, C candidates, L clusterings, N data set.
 """
@@ -26,7 +24,7 @@ PAPER_SIZE = 43  # samples per cluster in the paper of LA: 30,000 clusters of Im
 
 
 class Clustering(Detector, ABC):
-    """Abstract. Clusters the features of all samples every few epochs."""
+    """Abstract. Clusters the features of all samples."""
 
     clusters: PseudoLabels | None
     every: int
@@ -44,7 +42,7 @@ class Clustering(Detector, ABC):
 
 
 def same_cluster(clusters: PseudoLabels, block: Block) -> Tensor:
-    """(R, C) bool: the candidates of the anchor's cluster in any of L clusterings."""
+    """(R, C) whether candidates are in the anchor's cluster in any of L clusterings."""
     keys_LR, keys_LC = clusters.of(block.row_ids), clusters.of(block.candidate_ids)
     same_RC = same_key(keys_LR[0], keys_LC[0])
     for key_R, key_C in zip(keys_LR[1:], keys_LC[1:], strict=True):
@@ -57,15 +55,13 @@ class Cave(Clustering):
     """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as
     kin.
 
-    An anchor whose cluster contains no other candidate keeps all its negatives, and before the
-    first clustering all anchors do.
+    An anchor without another candidate in its cluster keeps all its negatives, as all anchors do
+    before the first clustering.
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: K, below N. With a tuple, there are several clusterings, and candidates of the
-            anchor's cluster in any of them remain.
-        every: epochs between two clusterings.
-        seed: of the clusterings.
+        num_clusters: K, below N; a tuple: of several clusterings, any of which may be shared.
+        every, seed: epochs between two clusterings, and their seed.
 
     State: the cluster of every sample, and the centroids.
 
@@ -116,18 +112,17 @@ class Neighbours(Clustering):
         C_i = ∪_l { j : cluster_l(j) = cluster_l(i) }
         B_i = the `num_background` candidates that are most similar to the anchor
 
-    Candidates outside of B_i are dropped, kin or not; all candidates at exactly the last similarity
-    stay. Nothing is flagged before the first `refresh`.
+    Candidates outside of B_i are dropped, kin or not. Nothing is flagged before the first
+    `refresh`.
 
     Args:
         num_samples: N.
         num_clusters: of each clustering; None: one for every 43 samples, as in the paper.
         num_clusterings: L clusterings with different seeds.
-        num_background: size of B_i. All candidates if there are no more, or with None.
-        every: epochs between two clusterings.
-        space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one)
-            or the encoder's "features".
-        seed: of the clusterings.
+        num_background: size of B_i; None: all candidates.
+        every, seed: epochs between two clusterings, and their seed.
+        space: what is clustered: "projected" embeddings (a bank's, where there is one) or the
+            encoder's "features".
 
     State: the labels and centroids of all clusterings.
     """
@@ -167,8 +162,7 @@ class Neighbours(Clustering):
 
 
 def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:
-    """(R, C) bool: candidates to which `num_background` of the row are closer. None: there are
-    none."""
+    """(R, C) whether `num_background` candidates of the row are closer."""
     if num_background is None or num_background >= sim_RC.shape[1]:
         return None
     return sim_RC < sim_RC.topk(num_background, dim=1).values[:, -1:]

@@ -1,5 +1,4 @@
-"""Weak labels of the batch: Zheng et al., Weakly Supervised Contrastive Learning (WCL), ICCV 2021,
-section 3.2.
+"""Weak labels of the batch: Zheng et al. (WCL), ICCV 2021, section 3.2.
 
 Dimension key: R rows of a block, C candidates, D embedding.
 """
@@ -22,12 +21,12 @@ class Components(Detector):
     """Kin are the candidates in the anchor's connected component of the graph that links each
     sample of the batch to its nearest.
 
-    The similarity of two samples is the highest of their views. An anchor whose sample is not among
-    the candidates, as with a queue, belongs to the component of the nearest of them. Each step
-    multiplies all candidates with each other, which is slow for a long queue. No state.
+    The similarity of two samples is the highest of their views. An anchor whose sample is not a
+    candidate, as with a queue, is in the component of the nearest candidate. All candidates are
+    compared with each other, which is slow for a long queue. No state.
 
-    Deviates from the paper in: one graph of samples, where the paper has one for each view and
-    swaps their labels.
+    Deviates from the paper in: one graph of samples; the paper has one for each view and swaps
+    their labels.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -53,7 +52,7 @@ class Components(Detector):
 
 
 def find_components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
-    """(C,) the component of each candidate: the lowest place of the two samples in it that are each
+    """(C,) component of each candidate: the lower place of the two samples in it that are each
     other's nearest. Candidates of one id are one sample.
 
     Example:
@@ -62,9 +61,8 @@ def find_components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
         [0, 0, 2, 2, 0]
     """
     link_C = nearest_samples(z_CD, ids_C)
-    # Following the links ends in a cycle. Its lowest member is found by doubling: after k rounds
-    # `jump` is 2^k links away, and `low` the lowest of the 2^k places on the way, so that the
-    # lowest from the far end on is that of the whole cycle.
+    # Following the links ends in a cycle, whose lowest member is found by doubling: after k rounds
+    # `jump` is 2^k links away, and `low` the lowest of the places on the way.
     jump_C, low_C = link_C, torch.arange(len(link_C), device=link_C.device)
     for _ in range(max(1, math.ceil(math.log2(len(link_C))))):
         low_C = torch.minimum(low_C, low_C[jump_C])
@@ -73,8 +71,8 @@ def find_components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
 
 
 def nearest_samples(z_CD: Tensor, ids_C: Tensor) -> Tensor:
-    """(C,) the first place of the sample that is nearest to each candidate's own; its own where
-    there is no other."""
+    """(C,) the first place of the sample nearest to each candidate's, or of its own if there is no
+    other."""
     number = len(ids_C)
     sorted_C, order_C = ids_C.sort(stable=True)
     sample_C = order_C[torch.searchsorted(sorted_C, ids_C)]  # the first place of each one's sample

@@ -1,10 +1,8 @@
 """Fixed rules on the similarities of an anchor.
 
-- FNC: Huynh et al., Boosting Contrastive Self-Supervised Learning with False Negative Cancellation,
-  WACV 2022, section 3.
-- Positive margin: Moreira et al., NV-Retriever: Improving text embedding models with effective
-  hard-negative mining, 2024, section 3 (TopK-MarginPos and TopK-PercPos); Solatorio, GISTEmbed,
-  2024, section 3, with the encoder in training as its own guide.
+- FNC: Huynh et al., WACV 2022, section 3.
+- Positive margin: Moreira et al., NV-Retriever, 2024, section 3 (TopK-MarginPos and TopK-PercPos);
+  Solatorio, GISTEmbed, 2024, section 3, with the encoder in training as its own guide.
 
 Dimension key: R rows of a block, P positives per anchor, C candidates.
 """
@@ -27,11 +25,10 @@ class FNC(Detector):
     similarity, or both at once.
 
     k = round(alpha · n), at least 1, of the anchor's n negatives, or `top_k`. Candidates as similar
-    as the k-th, up to rounding, are kin too, so that their order does not matter.
+    as the k-th, up to rounding, are kin too.
 
     Args:
-        alpha: share of the negatives, in (0, 1).
-        top_k: their number; not together with `alpha`.
+        alpha, top_k: share of the negatives, in (0, 1), or their number.
         min_similarity: only candidates above this cosine similarity.
 
     Example:
@@ -96,13 +93,12 @@ class PositiveMargin(Detector):
         relative    s_ij > s⁺_i − margin · |s⁺_i|     for s⁺ > 0: above (1 − margin) · s⁺
         absolute    s_ij > s⁺_i − margin
 
-    s⁺ is the similarity of the anchor to its positive; of several, to the most similar. An encoder
-    that has learned nothing finds many candidates nearer than the positive, so a training from
-    scratch needs a warm-up (`StartAt`). No state.
+    s⁺ is the similarity of the anchor to its most similar positive. For an untrained encoder many
+    candidates are nearer, so a training from scratch needs a warm-up (`StartAt`). No state.
 
     Args:
         margin: in [−1, 1]; the larger, the more candidates are kin.
-        relative: whether the margin is a share of s⁺ or a difference.
+        relative: whether the margin is a share of s⁺, not a difference.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -124,7 +120,7 @@ class PositiveMargin(Detector):
 
 
 def level_below(positive: Tensor, margin: float, relative: bool) -> Tensor:
-    """The level `margin` below the similarity of the positive, as a share of it or a difference.
+    """The level `margin` below a positive.
 
     Example:
         >>> level_below(torch.tensor([0.5, -0.5]), 0.2, relative=True)

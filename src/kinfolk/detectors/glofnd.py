@@ -1,5 +1,4 @@
-"""GloFND: Balmaseda et al., Discovering Global False Negatives On the Fly for Self-supervised
-Contrastive Learning, ICML 2025.
+"""GloFND: Balmaseda et al., ICML 2025.
 
 Dimension key: R rows of a block, V views, C candidates, b samples of the block, F fields.
 """
@@ -25,22 +24,19 @@ class GloFND(Detector):
     """Flags candidates that are more similar than the sample's learned threshold λ, the (1 − α)
     quantile of its similarities to the whole data set.
 
-    Each visit of a sample moves its λ by a rule of `thresholds.py`. "adam" and "sgd" flag with the
-    new λ, as in the paper, "tracking" with that from before the count of this visit. A λ of 1 flags
-    nothing. In `eval()` the stored λ is used and nothing changes.
+    Each visit of a sample moves its λ. "adam" and "sgd" flag with the new λ, as in the paper,
+    "tracking" with that from before. A λ of 1 flags nothing. In `eval()` nothing changes.
 
     Args:
         num_samples: N; ids are in [0, N).
         alpha: α, the share of the negatives to flag.
         rule: "tracking", "adam" (the paper's) or "sgd".
-        lr: step size of "adam" (default 0.05) and "sgd" (default 0.01 / α, so that a threshold that
-            nothing reaches falls by 0.01 per visit).
+        lr: step size of "adam" (default 0.05) and "sgd" (default 0.01 / α).
         betas: of Adam.
         init: "one": λ starts at 1 and flags nothing. "quantile": a sample's first visit sets λ to
-            the (1 − α) quantile of a normal distribution with the mean and spread of that visit.
-            "adam" and "sgd" then learn from the second visit on, "tracking" from the first in both.
+            the quantile of a normal distribution with the mean and spread of that visit.
         shared: one λ for all samples (the paper's ablation), with "adam" or "sgd". It learns from
-            each batch as a whole, and is used from the next batch on.
+            each batch as a whole, for the next.
 
     State: per sample λ, and π, μ and σ (`place`, `mean`, `spread`) with one drift c for all samples
     ("tracking"), or the number of visits, m and v.
@@ -109,7 +105,7 @@ class GloFND(Detector):
         return self._thresholds_of(slice(None))
 
     def _thresholds_of(self, ids: Tensor | slice) -> Tensor:
-        """Looks them up before it clamps them, because N may be large."""
+        """Clamps after the lookup, because N may be large."""
         return self.store.rows[:, 0].expand(self.num_samples)[ids].clamp(-1, 1)
 
     def bounds(self, ids: Tensor) -> list[Bound]:

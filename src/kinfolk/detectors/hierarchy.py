@@ -25,17 +25,15 @@ class Hierarchy(Detector):
     """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step
     refines.
 
-    The degree of kinship is the share of all H levels at which the two share a cluster (P_c of
-    equation 9). Nothing is flagged before the hierarchy starts.
+    The degree is the share of the H levels at which the two share a cluster (P_c of equation 9).
+    Nothing is flagged before the hierarchy starts.
 
     Args:
         num_samples: N.
         levels: H; at level 1 every sample is a cluster. None: one more than `radii`, or 3.
-        level: the level, counted from 1, at which a shared cluster means kin; None: the highest.
-        warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from
-            then on every step refines them.
-        radii: of DBSCAN for the levels 2 … H, growing; None: fitted to the first embeddings, and in
-            every epoch set to those at which as many samples are cores as at the start.
+        level: the level at which a shared cluster means kin; None: the highest.
+        warmup_epochs: epochs before DBSCAN on all embeddings sets the levels.
+        radii: of DBSCAN for the levels 2 … H, growing; None: fitted to the embeddings.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r²
             and 0.95 (1 − r² / 2), r the radius.
@@ -103,11 +101,10 @@ class Hierarchy(Detector):
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
-        """True once it has started; the start uses the features of all samples."""
+        """From the start on, which uses the features of all samples."""
         return bool(self.started)
 
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        """Refines the clusters of this step's samples."""
         if self.merge_similarity is None and self.radii.values is not None:
             self.clusters.merge_similarity = _similarity(self.radii.values)
         ids = ids.repeat_interleave(len(anchors) // max(len(ids), 1))
@@ -143,7 +140,6 @@ class Hierarchy(Detector):
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """Sets the levels by DBSCAN: rank zero does it and shares the labels."""
         x = require_all_samples(features, self.num_samples).to(self.clusters.tree.device)
         labels_HN = torch.arange(len(x), device=x.device).repeat(self.clusters.levels, 1)
         if self.clusters.levels > 1:
@@ -163,5 +159,5 @@ class Hierarchy(Detector):
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
     """A little below the similarity 1 − r² / 2 of two samples at the distance r, at which clusters
-    may dissolve; much below it, one cluster may absorb the others."""
+    may dissolve; much below it, one may absorb the others."""
     return tuple(max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii)

@@ -1,4 +1,4 @@
-"""IFND: Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022.
+"""IFND: Chen et al., ICLR 2022.
 
 Dimension key: N data set, D features, L levels, K clusters, R rows of a block, C candidates, S
 samples that are clustered.
@@ -41,33 +41,28 @@ class IFND(Detector):
 
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
-    and the `rate` most confident labels are accepted: with "linear" from 0 in the first epoch to
-    `final_rate` at the last refresh before an epoch, with "step" `final_rate` from `step_at` of the
-    training on, with "constant" always. Each k is a level, and the loss is the mean over levels.
-    Before the first refresh nothing is flagged. In a training it is refreshed before every
-    `every`-th epoch in which the rate is above 0, and once more after the last.
+    and the most confident labels are accepted. Each k is a level, and the loss is the mean over
+    levels. Nothing is flagged before the first refresh.
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: k of each level, below N. None: 1, 3 and 10 times `num_classes`, as in the
-            paper.
-        num_classes: number of classes, which a training takes from labels. None: √(N / 5), at least
-            20; see `default_clusters`.
-        schedule, final_rate: how the accepted share grows, and its final value.
-        confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster,
-            as in PCL.
+        num_clusters: k of each level, below N; None: see `default_clusters`.
+        num_classes: number of classes, which a training takes from labels.
+        schedule, final_rate: the accepted share: "linear" grows from 0 in the first epoch to
+            `final_rate` at the last refresh, "step" jumps to it, "constant" is it.
+        confidence: "sample" (equation 2), or "cluster": that of the sample's cluster, as in PCL.
         every: epochs between two refreshes; well below the number of epochs.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
-        source: "pass" embeds all samples without augmentation before an epoch; "bank" uses the mean
-            over views of each sample's embedding as it was last computed in training, at no cost.
+        source: "pass" embeds all samples without augmentation; "bank" uses the mean over views of
+            each sample's last embedding in training, at no cost.
         temperature: t of the confidence; None: that of the loss.
-        step_at: share of the training after which "step" accepts.
+        step_at: share of the training before the jump of "step".
         seed, warm_start, points_per_cluster: of k-means, see `PseudoLabels`.
 
     State: labels, clusters, centroids, confidence; with "bank" the embeddings.
 
-    Deviates from the paper in: k-means on projected embeddings of unit norm by default, with a warm
-    start and fewer points; the rate reaches its final value; see `docs/methods/ifnd.md`.
+    Deviates from the paper in: k-means on projected embeddings by default, with a warm start and
+    fewer points; the rate reaches its final value; see `docs/methods/ifnd.md`.
 
     Example:
         >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
@@ -126,23 +121,22 @@ class IFND(Detector):
 
     @property
     def labels(self) -> Tensor:
-        """(L, N) the pseudo-labels; a sample whose label is not accepted has a label alone."""
+        """(L, N); a sample whose label is not accepted has a label alone."""
         return self.clusters.distinct
 
     @property
     def confidence(self) -> Tensor:
-        """(L, N) the confidence of the clusters, 0 before the first refresh."""
+        """(L, N), 0 before the first refresh."""
         assert self.clusters.confidence is not None
         return self.clusters.confidence
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`accepted`: the share of the samples whose label is accepted, mean over the levels."""
+        """The share of accepted labels, mean over the levels."""
         assert self.clusters.accepted is not None
         return {"accepted": self.clusters.accepted.double().mean().item()}
 
     def rate(self, progress: float) -> float:
-        """The share of labels that is accepted at this point of the training."""
         last = last_clustering(self.every, self.num_epochs)
         return rate_at(self.schedule, self.final_rate, progress, self.step_at, last)
 
@@ -181,7 +175,7 @@ class IFND(Detector):
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """Clusters `features` of any norm, or what was collected, and accepts labels."""
+        """Uses `features` of any norm, or what was collected."""
         rate, ids_S = self.rate(progress), None
         if self.collected is not None:
             ids_S = self.collected.seen.nonzero().squeeze(1)
@@ -205,10 +199,8 @@ class IFND(Detector):
         temperature = self.loss_temperature if self.temperature is None else self.temperature
         return sample_confidence(unit_SD, F.normalize(centroids_KD, dim=1), cluster_S, temperature)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._save_to_state_dict(destination, prefix, *rest)
         destination[f"{prefix}labels"] = self.labels
         destination[f"{prefix}confidence"] = self.confidence
 

@@ -78,7 +78,6 @@ class Oracle(Detector):
 
 
 def _read_labels(path: Path, expected: int | None) -> Tensor:
-    """(N,) integers of a .npy file."""
     import numpy as np
 
     try:
@@ -104,12 +103,11 @@ class Known(Detector):
     Pairs are data, so they are not in `state_dict()`.
 
     Args:
-        pairs: (P, 2) integers, sample ids of anchor and kin; or a `.parquet` or `.csv` file with
-            the columns `anchor` and `kin`, such as the `pairs.parquet` of an audit.
-        num_samples: N.
-        symmetric: a pair counts in both directions.
-        keys: (N,) names of the samples. A file with the columns `anchor_key` and `kin_key` is then
-            matched by name, and pairs of other samples are left out with a warning.
+        pairs: (P, 2) sample ids of anchor and kin; or a `.parquet` or `.csv` file with the columns
+            `anchor` and `kin`, such as the `pairs.parquet` of an audit.
+        symmetric: whether a pair counts in both directions.
+        keys: (N,) names of the samples, which match the columns `anchor_key` and `kin_key` of a
+            file; pairs of other samples are left out with a warning.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -163,10 +161,11 @@ class Known(Detector):
 
 
 def which_are_listed(ids_RK: Tensor, ids_C: Tensor) -> Tensor:
-    """(R, C) bool: the candidates whose id the row lists. An id below 0 is none.
+    """(R, C) whether the row lists the candidate's id; ids below 0 are none.
 
-    The places of the matches would be as many as only the device knows. Instead, the listed ids are
-    marked by their ranks among the candidates' ids, and each candidate reads its rank."""
+    Only the device knows the number of matches, so the listed ids are marked by their ranks among
+    the candidates' ids, and each candidate reads its rank.
+    """
     sorted_C, order_C = ids_C.sort()
     rank_C = torch.empty_like(order_C).scatter_(0, order_C, torch.searchsorted(sorted_C, sorted_C))
     rank_RK = torch.searchsorted(sorted_C, ids_RK).clamp(max=len(sorted_C) - 1)
@@ -179,9 +178,8 @@ def which_are_listed(ids_RK: Tensor, ids_C: Tensor) -> Tensor:
 def read_known(
     path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
 ) -> Tensor:
-    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) if both sides have
-    keys. A table without keys must come from an audit of `num_samples` samples, if it records how
-    many were audited."""
+    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` if both have them, else
+    refused if it records an audit of another number of samples than `num_samples`."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(
@@ -234,7 +232,6 @@ def read_known(
 
 
 def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str]) -> Tensor:
-    """(P, 2) ids of the pairs of samples among `keys`."""
     place = {utf8_key(key): at for at, key in enumerate(keys)}
     if path.suffix.lower() == ".csv":
         anchors, kin = (
@@ -261,7 +258,7 @@ def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str])
 def _by_anchor(
     pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str
 ) -> tuple[Tensor, Tensor]:
-    """(N + 1,), (P,): where each anchor's kin begin; the kin, each once."""
+    """(N + 1,) where each anchor's kin begin; (P,) the kin, each once."""
     if len(pairs_P2):
         low, high = (int(x) for x in pairs_P2.aminmax())
         if low < 0 or high >= num_samples:

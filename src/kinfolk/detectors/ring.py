@@ -1,14 +1,12 @@
-"""Ring: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual
-Representations, ICLR 2021, section 4, algorithm 1.
+"""Ring: Wu et al., ICLR 2021, section 4, algorithm 1.
 
 Dimension key: R rows of a block, C candidates, b samples of the block, N data set, L levels of
 clusters, K drawn.
 
 How the bounds of a ring move during training (section 4 and appendix E):
 
-The share of the way that is done, d in [0, 1], moves both bounds. The lower one is ℓ₀ + d (ℓ − ℓ₀),
-from ℓ₀ = `start` to ℓ = `final` (0 to 90 % in the paper), and the upper one likewise. After e of E
-epochs, where e is fractional and set before every step:
+The lower bound is ℓ₀ + d (ℓ − ℓ₀), d in [0, 1], from ℓ₀ = `start` to ℓ = `final`; the upper one
+likewise. After e of E epochs, where e is fractional:
 
     linear  d = min(1, e / E)
     step    d = min(1, ⌊J e / E⌋ / J)                in J jumps
@@ -39,32 +37,29 @@ from kinfolk.stores.per_sample import Exact, to_device
 class Ring(Clustering):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
-    Of the anchor's n negatives, from far to close, those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ remain.
-    Those from ⌊upper·n⌋ on, too close, are kin; those before ⌊lower·n⌋ are left out whatever the
-    action. Equal similarities are treated alike. `Ring(lower=0, upper=1)` is the loss without a
-    detector, bit for bit. An anchor keeps at least one negative: the closest of those not kin, or
-    the farthest kin where the ring is empty.
+    Of the anchor's n negatives, from far to close, those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ remain. Those
+    from ⌊upper·n⌋ on are kin; those before ⌊lower·n⌋ are left out whatever the action. Equal
+    similarities are treated alike. An anchor keeps at least one negative. `Ring(lower=0, upper=1)`
+    is the loss without a detector, bit for bit.
 
     Args:
         lower, upper: ω_ℓ < ω_u, shares in [0, 1].
         num_samples: N, for clusters.
-        draw: number of negatives, drawn anew for each anchor and step from its ring without
-            replacement (as IR does); None: the whole ring. From torch's global generator. In
-            `eval()` the ring is taken whole.
+        draw: number of negatives drawn from the ring in each step, by torch's global generator;
+            None, and in `eval()`: all.
         anneal: how the bounds move to `lower` and `upper`: "none", "linear", "step", "knn" or
             "loss"; see the top of this file.
-        start_lower, start_upper: where the bounds begin; None: `upper` does not move.
-            `Ring(lower=0.9, upper=0.99, anneal="linear", start_upper=0.9)` excludes the closest
-            tenth of the candidates above `lower` at all times, as the authors' configurations do.
+        start_lower, start_upper: where the bounds begin; None: `upper` does not move. The authors'
+            configurations have `lower=0.9`, `upper=0.99`, `start_upper=0.9`.
         anneal_epochs, anneal_jumps: E, None: a third of the training; J.
-        num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of
-            any of several clusterings), meant to be attracted; what is too close is left out.
+        num_clusters: Ring + C_i: kin, to be attracted, are the members of the anchor's k-means
+            cluster (a tuple: of any of several clusterings); what is too close is left out.
         every, seed: epochs between two clusterings, and their seed.
 
     State: how far the bounds have moved, and the clusters.
 
-    Deviates from the paper in: the default of `anneal_epochs`, which is 100 there (of 300); the
-    loss policy compares with the running mean of the loss, not with the step before.
+    Deviates from the paper in: the default of `anneal_epochs`, there 100 of 300; "loss" compares
+    with the running mean, not with the step before.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -121,7 +116,6 @@ class Ring(Clustering):
 
     @property
     def lower(self) -> float:
-        """The present lower share."""
         return self.anneal.between(self.anneal.start, self.anneal.final)
 
     @property
@@ -144,7 +138,7 @@ class Ring(Clustering):
         return [Bound(name, 1 - share) for name, share in shares.items() if 0 < share < 1]
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
-        """(2,) the present shares, as a tensor: no reason to compile anew."""
+        """(2,) the present shares: numbers would be a reason to compile anew."""
         return self._shares(ids_C.device)
 
     def _shares(self, device: torch.device) -> Tensor:
@@ -173,7 +167,7 @@ class Ring(Clustering):
 
 
 def outside_ring(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, C), (R, C) bool: too close, and too far."""
+    """(R, C) too close, (R, C) too far."""
     n_R, last = block.per_row(block.num_negatives_b), block.sim_RC.shape[1] - 1
     own_R, order_RC = last + 1 - n_R, block.sim_RC.sort(1).values
     first_R = torch.minimum(floor_index(lower, n_R), (n_R - 1).clamp(min=0))
@@ -186,7 +180,7 @@ def outside_ring(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Te
 
 
 def floor_index(share: Tensor, n_R: Tensor) -> Tensor:
-    """(R,) ⌊share·n⌋ of the share as it was written: 0.29 · 100, in floating point below 29, is 29.
+    """⌊share·n⌋ of the share as it was written: 0.29 · 100, in floating point below 29, is 29.
 
     Example:
         >>> floor_index(torch.tensor(0.29, dtype=torch.float64), torch.tensor([100, 99]))
@@ -196,7 +190,7 @@ def floor_index(share: Tensor, n_R: Tensor) -> Tensor:
 
 
 def draw_places(ring_RC: Tensor, number: int) -> Tensor:
-    """(R, C) bool: `number` of each row's True places, at random without replacement."""
+    """(R, C) `number` of each row's True places, without replacement."""
     if number >= ring_RC.shape[1]:
         return ring_RC
     key_RC = torch.rand(ring_RC.shape, device=ring_RC.device).masked_fill_(~ring_RC, 2.0)
@@ -211,8 +205,8 @@ _MEMORY = 0.99  # of the running mean of the loss: two losses in a row differ by
 class Anneal(Exact):
     """How far the bounds have moved; `start` and `final` are those of the lower one.
 
-    State: `done`; the last accuracy or the running mean of the loss; the epoch of that accuracy, or
-    the steps of this epoch and of the one before, which is T: in the first nothing moves.
+    State: `done`; the last accuracy or the running mean of the loss; its epoch, or the steps of
+    this epoch and of the one before, which is T: in the first nothing moves.
     """
 
     on_host = ("done", "reference", "counted")
@@ -239,23 +233,20 @@ class Anneal(Exact):
 
     @property
     def needed_metrics(self) -> frozenset[str]:
-        """Which training metrics it needs."""
         needed = {"none": (), "linear": ("epoch",), "step": ("epoch",)}
         return frozenset(needed.get(self.policy, (self.policy,)))
 
     def between(self, start: float, final: float) -> float:
-        """The present value of a bound that moves from `start` to `final`."""
         done = float(self.done)
         return final if done == 1 else start + done * (final - start)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """See `Detector.set_progress`."""
         self.epoch, self.num_epochs = epoch, num_epochs
         if self.policy == "loss" and epoch != int(self.counted[0]):
             self.counted.copy_(torch.tensor([epoch, 0, int(self.counted[1])]))
 
     def on_metric(self, value: float) -> None:
-        """Called with the epoch (fractional), the accuracy of an epoch, or the loss of a step."""
+        """`value`: the epoch (fractional), the accuracy of an epoch, or the loss of a step."""
         if self.policy in ("linear", "step"):
             done = min(1.0, value / self._length())
             jumped = math.floor(done * self.jumps + 1e-9) / self.jumps

@@ -1,6 +1,6 @@
 """Step rules that learn one similarity threshold λ per sample, and the exact quantile of a batch.
 
-λ is the similarity that a share α of all negatives of the sample exceeds. A visit shows n of them.
+A share α of all negatives of the sample exceeds λ. A visit shows n of them.
 
     sgd       λ ← λ − lr (α − p)     p: the share of the n negatives that exceeds λ
     adam      the same gradient with Adam; the bias correction uses the sample's number of updates
@@ -13,9 +13,9 @@
       4. c ← c + η step(Σf, Σαn)          sums over the batch: a drift that all samples share
 
 step(f, e) = m / (m + 6) · (f / e − 1), at most 1.5, with m = max(1, e). Steps cancel where f is e
-on average, so the share flagged is α for any distribution. π, β and c are in units of σ, so λ moves
-with a shift or scaling of all similarities. A visit's count does not move its own level, which with
-αn < 1 would rise just when there is something to flag.
+on average, for any distribution. π, β and c are in units of σ, so λ moves with a shift or scaling
+of all similarities. A visit's count does not move its own level, which with αn < 1 would rise just
+when there is something to flag.
 
 Dimension key: b samples, V views, C candidates, M similarities, F fields of the state.
 """
@@ -31,12 +31,11 @@ from torch import Tensor
 Moments = tuple[Tensor, Tensor, Tensor]
 Rule = Literal["tracking", "adam", "sgd"]
 Init = Literal["one", "quantile"]
-FIELDS: dict[Rule, tuple[str, ...]] = {
+FIELDS: dict[Rule, tuple[str, ...]] = {  # state of a sample
     "tracking": ("threshold", "place", "mean", "spread"),
     "adam": ("threshold", "visits", "m", "v"),
     "sgd": ("threshold", "visits"),
 }
-"""The state of a sample."""
 
 _RATE = 0.02  # w: a mean over some 50 visits; larger real changes exceed the limit k anyway
 _MEAN_NOISE, _SPREAD_NOISE = 10.0, 4.0  # k: at least four standard errors; more is a real change
@@ -61,8 +60,8 @@ def descend(
     betas: tuple[float, ...] | None,
     first_b: Tensor | None,
 ) -> Tensor:
-    """(b, F) the state after one step of "adam", or of "sgd" if `betas` is None, from the share p
-    of the negatives above λ. `first_b`: λ after a first visit, which then does not learn."""
+    """(b, F) the state after one step of "adam", or of "sgd" without `betas`. `first_b`: λ after a
+    first visit, which then does not learn."""
     visits_b, gradient_b = state_bF[:, 1] + 1, alpha - share_b
     step_b, averages = lr * gradient_b, []
     if betas is not None:
@@ -80,7 +79,7 @@ def descend(
 
 
 def moments(sim_bVC: Tensor, n_b: Tensor) -> Moments:
-    """(b,) mean, spread and number of the similarities above −2. Others are not negatives."""
+    """(b,) mean, spread and number of the similarities above −2; others are not negatives."""
     if (columns := sim_bVC.shape[1] * sim_bVC.shape[2]) >= 2 * _COLUMNS:
         sim_bVC = sim_bVC[..., :: columns // _COLUMNS]
         n_b = (sim_bVC > -2).sum((1, 2))
@@ -92,20 +91,19 @@ def moments(sim_bVC: Tensor, n_b: Tensor) -> Moments:
 
 
 def exceeds(sim_bVC: Tensor, level_b: Tensor) -> Tensor:
-    """(b, V, C) bool: the similarities above the level, none above a level of 1, although rounding
-    makes similarities of 1.0000001."""
+    """(b, V, C); nothing exceeds a level of 1, although rounding makes similarities of
+    1.0000001."""
     level_b = level_b.masked_fill(level_b >= 1, torch.inf)
     return sim_bVC > level_b.to(sim_bVC.dtype).view(-1, 1, 1)
 
 
 def share_above(sim_bVC: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
-    """(b,) the share of the n negatives above the level."""
     over_b = exceeds(sim_bVC, level_b).sum((1, 2), dtype=torch.int32)
     return over_b.to(level_b.dtype) / n_b
 
 
 def follow(mean_b: Tensor, spread_b: Tensor, now: Moments) -> tuple[Tensor, Tensor]:
-    """(b,) step 1: the new μ and σ."""
+    """Step 1: the new μ and σ."""
     now_mean_b, now_spread_b, n_b = (x.to(mean_b.dtype) for x in now)
     error_b, found = spread_b / n_b.sqrt(), []
     for old_b, now_b, noise in (
@@ -126,8 +124,8 @@ def step(flags: Tensor, expected: Tensor) -> Tensor:
 def track(
     sim_bVC: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: float, tail: float
 ) -> tuple[Tensor, Tensor]:
-    """Steps 1 to 3: (b, V, C) bool the candidates above the level, and (b, 6) the new state, flags
-    and expected flags (0 at a first visit, which does not move c). NaN without negatives."""
+    """Steps 1 to 3: (b, V, C) the candidates above the level, and (b, 6) the new state, flags and
+    expected flags (0 at a first visit, which does not move c). NaN without negatives."""
     _, place_b, mean_b, spread_b = state_b4.unbind(1)
     shift, was_visited_b = drift * tail, spread_b > 0
     mean_b, spread_b = follow(mean_b, spread_b, moments(sim_bVC, n_b))
@@ -141,7 +139,7 @@ def track(
 
 
 def next_drift(drift: Tensor, counts_b2: Tensor) -> Tensor:
-    """Step 4, from the flags and expected flags of a batch."""
+    """Step 4."""
     return drift + _DRIFT * step(*counts_b2.nansum(0)).nan_to_num(0.0)
 
 

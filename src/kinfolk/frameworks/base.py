@@ -1,5 +1,4 @@
-"""The base class of frameworks. A framework owns the networks and decides where anchors and
-candidates come from.
+"""The base class of frameworks.
 
 Dimension key: V views, B batch, S batches of an epoch, F features, D embedding.
 """
@@ -24,8 +23,8 @@ from kinfolk.stores.per_sample import OnHost
 
 @dataclass(frozen=True)
 class OwnRate:
-    """Parameters with a separate learning rate, without weight decay and outside the schedule,
-    which `factor` multiplies, called after every step."""
+    """Parameters with a separate learning rate, without weight decay and outside the schedule;
+    `factor` is called after every step and multiplies it."""
 
     parameters: tuple[nn.Parameter, ...]
     lr: float
@@ -33,36 +32,34 @@ class OwnRate:
 
 
 class Framework(OnHost, ABC):
-    """Abstract. An encoder (B, 3, H, W) → (B, F) and a head (B, F) → (B, D) in training, with the
-    loss and its detector. Its `state_dict` is the complete state of the method. Arguments and
-    deviations from the papers: docs/methods/NAME.md."""
+    """Abstract. An encoder (B, 3, H, W) → (B, F) and a head (B, F) → (B, D) with the loss and its
+    detector: the complete state of a method. Arguments and deviations from the papers are in
+    docs/methods/NAME.md."""
 
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
     num_views: ClassVar[int] = 2
     channels: ClassVar[tuple[int, ...]] = (3,)
-    """Image channels of each encoder; with several, encoder and head are a `SplitEncoder` and a
-    `SplitHead`."""
+    """Image channels of each encoder; several need a `SplitEncoder` and a `SplitHead`."""
     modalities: ClassVar[tuple[str, ...]] = ("image",)
     """With "text", `forward` also receives `tokens` and `groups`."""
     weak_views: tuple[int, ...] = ()
-    """Which of its views are only cropped and flipped."""
+    """Views that are only cropped and flipped."""
     guides: ClassVar[frozenset[str]] = frozenset()
-    """What it can pass to a detector as the guide of `Pairs`; see `Detector.guide`."""
+    """What `Pairs.guide` can be; see `Detector.guide`."""
     refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of the loss that make no sense here, each with the reason."""
+    """Settings of the loss that make no sense here, with the reason."""
     loss_kind: ClassVar[Any] = None
     """The loss, whose arguments the framework takes as `given`."""
     head_options: ClassVar[Mapping[str, object]] = {}
-    """Settings of the projection head that differ from the defaults of a training."""
-    view_options: ClassVar[Mapping[str, object]] = {}
-    """Settings of the views that the framework requires."""
+    """Settings of a training's projection head that differ from the defaults."""
+    view_options: ClassVar[Mapping[str, object]] = {}  # required settings of the views
 
     def __init__(self, encoder: nn.Module, head: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.encoder, self.head, self.objective = encoder, head, objective
+        # (2,) counts of the last step, a part and the whole; their ratio is logged
         self.step_shares: dict[str, Tensor] = {}
-        """(2,) counts of the last step, a part and the whole, by name; the log has their ratio."""
 
     @abstractmethod
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -86,7 +83,7 @@ class Framework(OnHost, ABC):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics logged at the end of each epoch; of two detectors, that of the first counts."""
+        """Metrics logged at the end of each epoch; the first detector has precedence."""
         return {
             name: value
             for detector in reversed(self.detectors)
@@ -95,7 +92,7 @@ class Framework(OnHost, ABC):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """All losses, each with a detector for its direction."""
+        """All losses."""
         return (self.objective,)
 
     @property
@@ -115,12 +112,12 @@ class Framework(OnHost, ABC):
 
     @property
     def known_features(self) -> Tensor | None:
-        """(N, D) unit-norm embeddings of all samples that `refresh` can use; None: compute them."""
+        """(N, D) unit-norm embeddings of all samples for `refresh`; None: compute them."""
         return None
 
     @property
     def collects(self) -> bool:
-        """Whether `refresh` needs no features, because its detectors collect theirs."""
+        """Whether `refresh` needs no features."""
         return bool(self.detectors) and all(detector.collects for detector in self.detectors)
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
@@ -136,7 +133,7 @@ class Framework(OnHost, ABC):
         return any(detector.due(epoch) for detector in self.detectors)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """The once-per-epoch step; see `Detector.refresh`."""
+        """See `Detector.refresh`."""
         for detector in self.detectors:
             detector.refresh(features, progress)
 
@@ -147,17 +144,16 @@ class Framework(OnHost, ABC):
                 detector.refresh(self.features_for(detector, features), 1.0)
 
     def features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
-        """The features that a detector's refresh receives, of those of `space`."""
         return None if detector.collects else features
 
     @property
     def refresh_model(self) -> nn.Module:
-        """The model whose `features` and `embed` provide the features for `refresh`."""
+        """Its `features` and `embed` provide the features for `refresh`."""
         return self
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
-        """Parameters that this epoch's refresh resets, and the optimiser's state with them."""
+        """Parameters that this epoch's refresh resets, with the optimiser's state."""
         return ()
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
@@ -166,24 +162,24 @@ class Framework(OnHost, ABC):
         return None
 
     def silent_reason(self) -> str | None:
-        """Why nothing can be flagged in this training, if it cannot."""
+        """Why nothing can be flagged in this training."""
         reasons = (detector.silent_reason() for detector in self.detectors)
         return next((reason for reason in reasons if reason is not None), None)
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with a training metric, on all ranks; see `Detector.needed_metrics`."""
+        """Called on all ranks; see `Detector.needed_metrics`."""
         for detector in self.detectors:
             if name in detector.needed_metrics:
                 detector.on_metric(name, value)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, counted from 0. Called once per epoch."""
+        """Called before each epoch, counted from 0."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 
 
 class ClusteringFramework(Framework, ABC):
-    """Abstract. Clusters the features of all samples after a warm-up and every few epochs."""
+    """Abstract. Clusters all samples after a warm-up and every few epochs."""
 
     clusters_are: ClassVar[str] = "clusters"  # in messages
     epoch, num_epochs, _warned = 0, 1, False
@@ -200,7 +196,7 @@ class ClusteringFramework(Framework, ABC):
 
     @abstractmethod
     def cluster(self, features: Tensor | None, progress: float) -> None:
-        """Clusters the features of all samples."""
+        """See `refresh`."""
 
     def clusters_in(self, epoch: int) -> bool:
         since = epoch - self.warmup_epochs

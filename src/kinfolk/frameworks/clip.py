@@ -1,8 +1,7 @@
-"""Two sides of a sample in one embedding space: images and captions, or the texts of a pair.
+"""Images and captions, or the texts of a pair, in one embedding space.
 
 CLIP: Radford et al., ICML 2021. SigLIP: Zhai et al., ICCV 2023. Bimodal SogCLR: Yuan et al., ICML
-2022. FastCLIP: Wei et al., 2024. Text pairs: Henderson et al., Efficient Natural Language Response
-Suggestion for Smart Reply, 2017.
+2022. FastCLIP: Wei et al., 2024. Text pairs: Henderson et al., 2017.
 
 Dimension key: V views, B batch, T tokens, K explicit negatives of each pair, F features, D
 embedding.
@@ -30,8 +29,8 @@ from kinfolk.objectives import (
 
 
 class Bimodal(Framework, ABC):
-    """Abstract. The two sides of a sample are contrasted with the other sides of the batch.
-    `known_groups`: samples that share an image, a text or a group are known positives."""
+    """Abstract. Contrasts the two sides of samples. `known_groups`: samples that share an image, a
+    text or a group are known positives."""
 
     num_views: ClassVar[int] = 1
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
@@ -88,8 +87,8 @@ class Bimodal(Framework, ABC):
 
 
 class ImageText(Bimodal, ABC):
-    """Abstract. Images are contrasted with the captions of the batch, and captions with the images.
-    `text_encoder`, `text_head`: (B, T) token ids → (B, F') → (B, D)."""
+    """Abstract. Contrasts images and captions. `text_encoder`, `text_head`: (B, T) → (B, F') → (B,
+    D)."""
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
     directions: ClassVar[tuple[str, str]] = ("image_to_text", "text_to_image")
@@ -124,8 +123,8 @@ class ImageText(Bimodal, ABC):
 
 
 class CLIP(ImageText):
-    """InfoNCE over the batch in both directions, with a learned temperature. Arguments:
-    `ImageText`, `CLIPLoss`."""
+    """InfoNCE in both directions, with a learned temperature. Arguments: `ImageText`,
+    `CLIPLoss`."""
 
     paper: ClassVar[str] = "Radford et al., ICML 2021"
     needs: ClassVar[str] = "captions"
@@ -144,7 +143,7 @@ class SogCLRCLIP(ImageText):
 
 class FastCLIPFramework(ImageText):
     """The robust global contrastive loss in both directions. Arguments: `ImageText`,
-    `FastCLIPLoss`; `temperature_lr` is the learning rate of the temperature."""
+    `FastCLIPLoss`, `temperature_lr`."""
 
     paper: ClassVar[str] = "Wei et al., 2024"
     needs: ClassVar[str] = "captions; two numbers per sample"
@@ -175,8 +174,8 @@ class FastCLIPFramework(ImageText):
 
 
 class SigLIP(ImageText):
-    """A sigmoid classifies each pair of an image and a caption of the batch; samples that share an
-    image, a caption or a group are positives. Arguments: `ImageText`, `SigLIPLoss`."""
+    """A sigmoid classifies each pair of an image and a caption. Arguments: `ImageText`,
+    `SigLIPLoss`."""
 
     paper: ClassVar[str] = "Zhai et al., ICCV 2023"
     needs: ClassVar[str] = "captions"
@@ -189,9 +188,9 @@ class SigLIP(ImageText):
 
 
 class TextPairs(Bimodal):
-    """InfoNCE of anchors against the positives of the batch and all explicit negatives, and of
-    positives against anchors, with one encoder of texts. With `own_negatives_only` an explicit
-    negative counts for the anchor of its row only."""
+    """InfoNCE of anchors against the positives of the batch and explicit negatives, and of
+    positives against anchors, with one text encoder. With `own_negatives_only` an explicit negative
+    counts for the anchor of its row only."""
 
     paper: ClassVar[str] = "Henderson et al., 2017"
     needs: ClassVar[str] = "text pairs"
@@ -223,7 +222,7 @@ class TextPairs(Bimodal):
         negative_ids: Tensor | None = None,
     ) -> Tensor:
         """Scalar loss of anchors (1, B, T), and of positives and explicit negatives (B, 1 + K, T);
-        `groups` (B,) are known positives, `negative_ids` (B, K) the ids of the negatives."""
+        `groups`: (B,) known positives; `negative_ids`: (B, K)."""
         if tokens is None:
             raise ValueError("`tokens` (=None) must be given: the positive of each sample")
         anchor_BD = self.head(self.encoder(views[0]))

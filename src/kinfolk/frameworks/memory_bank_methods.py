@@ -1,7 +1,6 @@
-"""Methods that contrast one view of each sample with a memory bank.
+"""Methods with a memory bank.
 
-- IR, instance discrimination: Wu et al., CVPR 2018; the loss is equation 3 of Wu et al.,
-  Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021.
+- IR, instance discrimination: Wu et al., CVPR 2018; the loss is equation 3 of Wu et al., ICLR 2021.
 - CMC, contrastive multiview coding: Tian et al., ECCV 2020; the loss is that of the ICLR paper.
 - LA, local aggregation: Zhuang et al., ICCV 2019, section 3.
 
@@ -31,8 +30,7 @@ from kinfolk.stores.per_sample import finite
 
 
 class BankFramework(Framework, ABC):
-    """Abstract. Contrasts one view of each sample with a bank that has the last embedding of every
-    sample, as it was before the step."""
+    """Abstract. Contrasts one view of each sample with a bank, as it was before the step."""
 
     num_views: ClassVar[int] = 1
 
@@ -78,11 +76,9 @@ def bank_pairs(
 
 
 class IR(BankFramework):
-    """Contrasts one view of each sample with a bank that has the last embedding of every sample.
+    """Contrasts one view of each sample with a bank of the last embeddings v of all samples.
 
-        loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
-
-    v are the entries of the bank.
+    loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
@@ -122,12 +118,11 @@ class CMC(Framework):
         loss = Σ_{(x, Y) = (L, bank of ab), (ab, bank of L)} mean_i l_i(x, Y)
         l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, ≠ i} w_ij exp(x_i·Y_j / t) )
 
-    x_i is the unit-norm embedding of part x of sample i (of one view, converted to CIE Lab), Y the
-    bank of the other part before the step.
+    x_i is the embedding of part x of sample i (one view in CIE Lab), Y the bank of the other part.
 
     Args:
-        encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), one half for L and one for ab: a
-            `SplitEncoder` with channels (1, 2) and a `SplitHead`.
+        encoder, head: a `SplitEncoder` with channels (1, 2), and a `SplitHead` that returns (B,
+            2D).
     """
 
     paper: ClassVar[str] = "Tian et al., ECCV 2020"
@@ -172,7 +167,7 @@ class CMC(Framework):
         return _join(self.light_bank.features, self.colour_bank.features)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 2D) joined embeddings of both parts, of unit norm."""
+        """(B, 2D) joined embeddings, of unit norm."""
         parts = self.head(self.features(images)).chunk(2, -1)
         return _join(*(F.normalize(part, dim=-1) for part in parts))
 
@@ -199,9 +194,8 @@ def _join(light: Tensor, colour: Tensor) -> Tensor:
 
 class LA(BankFramework):
     """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours
-    relative to the near background (`LocalAggregationLoss`). The detector finds both, by default
-    `Neighbours`.
-    """
+    relative to the near background (`LocalAggregationLoss`). The detector, by default `Neighbours`,
+    finds both."""
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
     loss_kind = LocalAggregationLoss

@@ -1,9 +1,9 @@
 """MoCo, MoCo v3, and the momentum encoder and queue that several frameworks share.
 
 - MoCo: He et al., CVPR 2020, equations 1 and 2, in the form of its second version (Chen et al.,
-  Improved Baselines with Momentum Contrastive Learning, 2020).
+  2020).
 - MoCo v3: Chen, Xie, He, ICCV 2021, equation 1 and algorithm 1.
-- Momentum that rises to 1: Grill et al., Bootstrap Your Own Latent, NeurIPS 2020, section 3.3.
+- Momentum that rises to 1: Grill et al. (BYOL), NeurIPS 2020, section 3.3.
 
 Dimension key: B batch, D embedding.
 """
@@ -36,13 +36,13 @@ ClusterEncoder = Literal["query", "momentum"]
 
 
 class MomentumCopy(nn.Module):
-    """A copy of encoder and head that follows them slowly: θ′ ← m·θ′ + (1 − m)·θ after every
-    optimiser step. Its buffers do not follow, as in the published code.
+    """A copy of encoder and head that follows them: θ′ ← m·θ′ + (1 − m)·θ after every optimiser
+    step. Its buffers do not follow, as in the published code.
 
     Args:
         momentum: m in [0, 1).
-        schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2
-            (BYOL updates it in every step).
+        schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2 (BYOL
+            updates it in every step).
     """
 
     def __init__(
@@ -81,16 +81,15 @@ class MomentumCopy(nn.Module):
 
     @torch.no_grad()
     def follow(self, encoder: nn.Module, head: nn.Module) -> None:
-        """One step towards the weights of `encoder` and `head`."""
         fast = [param.detach() for part in (encoder, head) for param in part.parameters()]
         slow = [param.detach() for part in (self.encoder, self.head) for param in part.parameters()]
         torch._foreach_lerp_(slow, fast, 1 - self.momentum)
 
 
 class MomentumFramework(Framework, ABC):
-    """Abstract. A framework with a `MomentumCopy` and, after `add_queue`, a queue of the keys that
-    the copy makes. It is used as it was before the step; while it is empty, the keys of the batch
-    are used. It has sample ids too, so that an old key of the anchor's sample is no negative."""
+    """Abstract. A framework with a `MomentumCopy` and, after `add_queue`, a queue of its keys, used
+    as it was before the step, or of the batch while it is empty. It has sample ids, so that an old
+    key of the anchor's sample is no negative."""
 
     slow: MomentumCopy
     queue: Queue
@@ -98,7 +97,6 @@ class MomentumFramework(Framework, ABC):
     def add_queue(
         self, num_samples: int, queue_size: int, momentum: float, schedule: MomentumSchedule
     ) -> None:
-        """Adds the copy and a queue."""
         require(queue_size >= 1, "queue_size", queue_size, "at least 1")
         check_num_samples(num_samples)
         warn_if_queue_too_large(queue_size, num_samples)
@@ -110,7 +108,7 @@ class MomentumFramework(Framework, ABC):
         return F.normalize(self.slow(images).to(self.queue.features.dtype), dim=1)
 
     def push(self, keys: Tensor, ids: Tensor, loss: Tensor) -> Tensor:
-        """Adds the keys to the queue if the loss is finite, and returns whether it is."""
+        """Adds the keys if the loss is finite, and returns whether it is."""
         is_finite = finite(loss)
         self.queue.push(keys, ids, is_finite)
         return is_finite
@@ -135,8 +133,7 @@ def both_orders(views: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class MoCo(MomentumFramework):
-    """Contrasts the query of the first view with a queue of keys from earlier batches, made by a
-    momentum encoder.
+    """Contrasts the query of the first view with a queue of keys of a momentum encoder.
 
         loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij
         exp(q_i·k_j / t) )
@@ -207,14 +204,12 @@ def teacher_of(detector: Detector | None) -> Teacher | None:
 
 
 class MoCoV3(MomentumFramework):
-    """Contrasts the prediction of each view with the keys of the other views of the batch, made by
-    a momentum encoder, without a queue.
+    """Contrasts the prediction of each view with the other views' keys of a momentum encoder.
 
         loss = ½ Σ_{(a, b) = (1, 2), (2, 1)} mean_i ( −q_i^a·k_i^b / t + log( exp(q_i^a·k_i^b / t) +
         Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
 
-    q^a is the prediction of view a, k^b the key of view b. The negatives are the keys of the same
-    view of the other samples of all ranks.
+    q^a is the prediction of view a, k^b the key of view b; j runs over the samples of all ranks.
     """
 
     paper: ClassVar[str] = "Chen et al., ICCV 2021"
@@ -243,7 +238,6 @@ class MoCoV3(MomentumFramework):
 
     @property
     def stats(self) -> Stats:
-        """Counts of the last step, over both directions."""
         return self._stats
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -266,5 +260,5 @@ class MoCoV3(MomentumFramework):
         return torch.stack(losses).mean()
 
     def embed(self, images: Tensor) -> Tensor:
-        """Embeddings of the momentum encoder, from which the candidates are made."""
+        """Embeddings of the momentum encoder, which makes the candidates."""
         return self.slow.embed(images)

@@ -1,5 +1,4 @@
-"""PCL: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021,
-equations 11 and 12.
+"""PCL: Li et al., ICLR 2021, equations 11 and 12.
 
 Dimension key: V views, B batch, A anchors, D embedding, N data set, K prototypes of a level, L
 levels.
@@ -36,8 +35,7 @@ from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, to_de
 
 
 class Prototypes(Exact):
-    """`PseudoLabels` at several granularities with the `concentration` of their clusters.
-    `confidence`: by which samples are accepted first."""
+    """`PseudoLabels` at several granularities, with the `concentration` of the clusters."""
 
     concentration: Tensor
 
@@ -67,8 +65,8 @@ class Prototypes(Exact):
         return self.clusters.accepted
 
     def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(K, D) centroids, (K,) concentrations and (A,) labels, −1 where none was accepted, of the
-        samples `ids`, for each level."""
+        """For each level (K, D) centroids, (K,) concentrations and (A,) labels, −1 where none was
+        accepted."""
         levels = map(self.clusters.level, range(len(self._phi)))
         return list(zip(levels, self._phi, self.clusters.of(ids), strict=True))
 
@@ -97,10 +95,8 @@ class Prototypes(Exact):
         """Views of the concentrations of each level."""
         return torch.split(self.concentration, list(self.clusters.num_clusters))
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._save_to_state_dict(destination, prefix, *rest)
         destination[f"{prefix}accepted"] = self.accepted
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -113,14 +109,13 @@ class Prototypes(Exact):
 
 
 class PCL(ClusteringFramework, MomentumFramework):
-    """InfoNCE plus a contrast of each anchor with the prototypes, from a clustering of all samples
-    in every epoch.
+    """InfoNCE plus a contrast of each anchor with prototypes, clusters of all samples.
 
         loss_i = InfoNCE_i + mean over levels of −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
-    c_s is the prototype (unit-norm centroid) of sample i at a level, φ_j the concentration of
-    prototype j, scaled to the mean `temperature`. InfoNCE, to which detector and action apply, is
-    that of MoCo, whose momentum embeddings are clustered; with `queue_size=0` it is that of SimCLR.
+    c_s is the prototype (unit-norm centroid) of sample i, φ_j the concentration of prototype j,
+    scaled to the mean `temperature`. InfoNCE, to which detector and action apply, is that of MoCo,
+    with `queue_size=0` that of SimCLR.
     """
 
     on_host = ("draws",)

@@ -1,7 +1,6 @@
 """RCL and NNCLR: keys are retrieved from a support queue.
 
-- RCL: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022,
-  equations 2 and 3, sections 4.3 and 5.3.
+- RCL: Tang et al., ECCV 2022, equations 2 and 3, sections 4.3 and 5.3.
 - NNCLR: Dwibedi et al., ICCV 2021, equations 1 to 4, in the form of Tang et al.
 
 Dimension key: V views (2), B samples of a step, A = B·V rows, sample-major, D embedding, H
@@ -42,10 +41,10 @@ Retrieval = Literal["hierarchy", "each"]
 
 
 class RowRandom(StepRandom):
-    """A random number in [0, 1) for each row of a step, the same for any number of ranks."""
+    """A random number in [0, 1) for each row, the same for any number of ranks."""
 
     def rows(self, number: int, device: torch.device) -> Tensor:
-        """(number,) random numbers of the rows of this rank."""
+        """(number,) random numbers of this rank's rows."""
         first, total = 0, number
         if distributed.world_size() > 1:
             sizes = distributed.batch_sizes(number, device)
@@ -63,8 +62,8 @@ def cluster_mates(
     random: Tensor,
     num_samples: int,
 ) -> Tensor:
-    """(A, K) places of entries in the anchor's cluster, each at most once; −1 fills up. Of the (S,)
-    entries in a circle, K evenly spaced ones are taken from one that `random` (A,) chooses."""
+    """(A, K) places of entries in the anchor's cluster, each at most once; −1 fills up. They are
+    evenly spaced, from one that `random` (A,) chooses."""
     # sorted by cluster, then by sample
     names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
     start_A = labels * num_samples
@@ -83,8 +82,8 @@ def cluster_mates(
 
 
 def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> Tensor:
-    """(A, 1) place of the most similar entry of another sample to each of (A, D) keys, −1 if there
-    is none. In full precision, because 16 bits change many results."""
+    """(A, 1) place of the most similar entry of another sample, −1 if there is none. In full
+    precision, because 16 bits change many results."""
     found = []
     rows = max(1, _BLOCK_ELEMENTS // len(support))
     for keys_RD, ids_R in zip(torch.split(keys, rows), torch.split(ids, rows), strict=True):
@@ -96,9 +95,9 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
 
 
 class SupportFramework(MomentumFramework, ABC):
-    """Abstract. Contrasts the predictions of both views with retrieved keys and with the whole
-    support queue (RCL, Figure 2), in which entries of the anchor's sample are neither negatives nor
-    retrieved. Each criterion has a predictor, or all share one."""
+    """Abstract. Contrasts the predictions of both views with retrieved keys and the support queue
+    (RCL, Figure 2), without its entries of the anchor's sample. Each criterion has a predictor, or
+    all share one."""
 
     loss_kind = RelativeContrastLoss
     refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
@@ -129,12 +128,11 @@ class SupportFramework(MomentumFramework, ABC):
     def retrieve(
         self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(A, K, D) keys of each row, and (A, H, K) whether they are positive (1) or not (0) under
-        each criterion. Below 0 means no key. `keys` (A, D) are those of the other views."""
+        """(A, K, D) keys of each row, and (A, H, K) whether they are positive under each criterion;
+        below 0: no key. `keys` (A, D) are those of the other views."""
 
     def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
-        """Called once per training step with the keys of this rank and whether the loss is finite;
-        on a CPU only if it is."""
+        """Called in training with the keys of this rank; on a CPU only if the loss is finite."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
@@ -167,14 +165,13 @@ class SupportFramework(MomentumFramework, ABC):
 
 
 class NNCLR(SupportFramework):
-    """Contrasts the prediction of each view with the queue. The positive is the entry nearest to
-    the key of the other view.
+    """Contrasts the prediction of each view with the queue, whose nearest entry is the positive.
 
         loss_i = −q_i·n_i / t + log( exp(q_i·n_i / t) + Σ_{j in queue, not of sample i} w_ij
         exp(q_i·s_j / t) )
 
-    n_i is the entry of another sample that is most similar to the key of the other view of i, or
-    the key itself if there is none.
+    n_i is the entry of another sample nearest to the key of the other view, or that key if there is
+    none.
     """
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
@@ -190,7 +187,7 @@ class NNCLR(SupportFramework):
 
 
 class OnlineCriteria(nn.Module):
-    """The cluster of every sample under each of H criteria, refined in every step."""
+    """Criteria that are refined in every step."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__()
@@ -198,21 +195,18 @@ class OnlineCriteria(nn.Module):
 
     @property
     def started(self) -> Tensor:
-        """Whether the levels are set. Before that, every sample is a cluster."""
         return self.hierarchy.started
 
     def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) clusters of the samples `ids`, in [0, N)."""
         return self.hierarchy.clusters.labels_of(ids)
 
     def refresh(self, features: Tensor) -> None:
-        """Sets all levels from (N, D) embeddings of all samples."""
         self.hierarchy.refresh(features, 0.0)
 
 
 class OfflineCriteria(OnHost):
-    """Criteria that `cluster`, (N, D) → (H, N), computes every few epochs, each level separately:
-    levels need not be nested (Table 4)."""
+    """Criteria that `cluster`, (N, D) → (H, N), computes every few epochs. Levels need not be
+    nested (Table 4)."""
 
     on_host = ("started",)
     labels: Tensor
@@ -235,7 +229,7 @@ class OfflineCriteria(OnHost):
 
 
 def by_dbscan(like: Hierarchy) -> OfflineCriteria:
-    """DBSCAN for each level, with the radii of a hierarchy. Fitted radii are fitted each time."""
+    """DBSCAN for each level; fitted radii are fitted each time."""
 
     def cluster(features: Tensor) -> Tensor:
         levels, min_samples = like.clusters.levels, like.min_samples
@@ -248,8 +242,8 @@ def by_dbscan(like: Hierarchy) -> OfflineCriteria:
 
 
 def by_kmeans(num_samples: int, number: int, num_clusters: Sequence[int] | None) -> OfflineCriteria:
-    """k-means for each of the levels 2 … H, by default into N/5 clusters at the last level and
-    twice as many at each before, but at most ⅘ N, the proportions of the paper."""
+    """k-means for each level, by default into N/5 clusters at the last and twice as many at each
+    before, at most ⅘ N, the proportions of the paper."""
     first = min(1 << (number - 2), 4) * num_samples // 5
     given = num_clusters or [first >> level for level in range(number - 1)]
     fits = len(given) == number - 1 and all(1 <= each < num_samples for each in given)
@@ -260,17 +254,15 @@ def by_kmeans(num_samples: int, number: int, num_clusters: Sequence[int] | None)
     return OfflineCriteria(num_samples, number, cluster)
 
 
-_USED_BY = {
+_USED_BY = {  # settings that have an effect
     "online": ("radii", "min_samples", "merge_similarity", "parts", "feature_momentum"),
     "dbscan": ("radii", "min_samples", "every"),
     "kmeans": ("num_clusters", "every"),
 }
-"""The settings of each kind of clustering."""
 _USED_BY_ALL = ("hierarchy", "retrieval", "num_keys", "own_key", "shared_predictor")
 
 
 def _refuse_unused(given: Mapping[str, Any]) -> None:
-    """Refuses settings that have no effect."""
     kind, clusters = given["hierarchy"], given["criteria"] != 1
     used = {*_USED_BY_ALL, *_USED_BY[kind]} if clusters else set()
     unused = {*_USED_BY_ALL, *chain(*_USED_BY.values())} - used
@@ -281,8 +273,8 @@ def _refuse_unused(given: Mapping[str, Any]) -> None:
 
 
 class RCL(ClusteringFramework, SupportFramework):
-    """Retrieves keys from the anchor's cluster, attracts them under the criteria where they share
-    its cluster, and repels them otherwise.
+    """Retrieves keys from the anchor's cluster; attracts them under the criteria where they share
+    its cluster, else repels them.
 
         loss_i = mean_{keys z′} mean_h ( log( exp(q_h·z′ / t) + Σ_j w_j exp(q_h·s_j / t) ) −
         1[Y_h(i) = Y_h(z′)] · q_h·z′ / t )
@@ -360,7 +352,7 @@ class RCL(ClusteringFramework, SupportFramework):
 
     @property
     def labels(self) -> Tensor | None:
-        """(H, N) clusters of all samples under every criterion, once there are any."""
+        """(H, N) clusters of all samples, once there are any."""
         if self.criteria is None or not self.criteria.started:
             return None
         device = next(self.criteria.buffers()).device
@@ -400,7 +392,7 @@ class RCL(ClusteringFramework, SupportFramework):
         return torch.cat((own_A1D, found_AKD), 1), torch.cat((one_AH1, same_AHK), 2)
 
     def _count_keys(self, ids_A: Tensor, key_ids_AK: Tensor, there_AK: Tensor) -> None:
-        """Sets `step_shares`: anchors with a retrieved key, and keys with the anchor's label."""
+        """For `step_shares`: anchors with a retrieved key, and keys with the anchor's label."""
         number = ids_A.new_full((), len(ids_A))
         self.step_shares = {"with_key": torch.stack((there_AK.any(1).sum(), number))}
         if self.objective.labels is not None:

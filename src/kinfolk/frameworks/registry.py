@@ -18,7 +18,7 @@ from kinfolk.errors import UsageError, did_you_mean, require
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.pairs import ACTIONS, Action
 
-_SET_BY_TRAINING = {
+_SET_BY_TRAINING = {  # or arguments that only objects have
     "self",
     "encoder",
     "head",
@@ -35,7 +35,6 @@ _SET_BY_TRAINING = {
     "gather",
     "compile",
 }
-"""Arguments that the training passes or that only objects have."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Method:
 
     @property
     def named_arguments(self) -> Mapping[str, Any]:
-        """Arguments that the variant stands for."""
         if self.detector is None or self.variant is None:
             return {}
         return DETECTORS[self.detector].variants[self.variant]
@@ -104,26 +102,22 @@ def stored_method(name: str) -> str:
 
 
 def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
-    """Arguments of the framework that a user may set."""
+    """Arguments that a user may set."""
     return _settable(FRAMEWORKS[method.framework])
 
 
 _OF_ANY_DETECTOR = {
     name: inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None"
     )
-    for name, default, annotation in (
-        ("start_epoch", None, "int | None"),
-        ("update_from", None, "int | None"),
-        ("stop_epoch", None, "int | None"),
-    )
+    for name in ("start_epoch", "update_from", "stop_epoch")
 }
 
 
 def detector_arguments(
     method: Method, given: Mapping[str, Any] | None = None
 ) -> dict[str, inspect.Parameter]:
-    """Arguments of the detector that a user may set; defaults may depend on what is `given`."""
+    """Arguments that a user may set; defaults may depend on what is `given`."""
     if method.detector is None:
         return {}
     kind = DETECTORS[method.detector]
@@ -146,7 +140,7 @@ def build(
     detector_args: Mapping[str, Any] | None = None,
     detector: Detector | None = None,
 ) -> Framework:
-    """Builds the framework with its loss and the detector that `method` names, or `detector`."""
+    """Builds the framework with the detector that `method` names, or `detector`."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
     if detector is None:
         detector = build_detector(method, context, detector_args or {})
@@ -159,7 +153,7 @@ def build(
 def build_detector(
     method: Method, context: Context, arguments: Mapping[str, Any]
 ) -> Detector | None:
-    """Builds the detector of the method in the wrappers that its arguments ask for."""
+    """Builds the detector in the wrappers that its arguments ask for."""
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]
@@ -176,7 +170,6 @@ def build_detector(
 
 
 def _require_guide(method: Method, detector: Detector | None) -> None:
-    """Refuses a detector that needs embeddings which the framework does not have."""
     guide = None if detector is None else detector.guide
     if guide is None or guide in FRAMEWORKS[method.framework].guides:
         return
@@ -190,7 +183,7 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The arguments of `kind`; of a framework with a `loss_kind` also those of the loss."""
+    """The arguments of `kind`, and of its loss."""
     hints = get_type_hints(kind.__init__)
     parameters = dict(inspect.signature(kind.__init__).parameters)
     if (loss := getattr(kind, "loss_kind", None)) is not None and "given" in parameters:
@@ -204,7 +197,6 @@ def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
 
 
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The arguments of `kind` that a user may set."""
     found = _parameters(kind).items()
     return {name: each for name, each in found if name not in _SET_BY_TRAINING}
 

@@ -1,6 +1,4 @@
-"""SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML
-2020. SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML
-2022.
+"""SimCLR: Chen et al., ICML 2020. SogCLR: Yuan et al., ICML 2022.
 
 Dimension key: V views, B batch, D embedding.
 """
@@ -24,8 +22,8 @@ MOMENTUM = 0.99
 
 
 class TwoViews(Framework, ABC):
-    """Abstract. Anchors and candidates are two views of the batch. With the detector `Teacher`
-    there is a third, weak view, which a `MomentumCopy` embeds."""
+    """Abstract. Contrasts two views of the batch. With the detector `Teacher` a `MomentumCopy`
+    embeds a third, weak view."""
 
     guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
@@ -53,13 +51,12 @@ class TwoViews(Framework, ABC):
 
 
 class SimCLR(TwoViews):
-    """NT-Xent on two views of a batch, where all views of other samples are negatives. With
-    `Oracle` and "attract" it is SupCon.
+    """NT-Xent on two views of a batch, where all views of other samples are negatives.
 
     Args:
         second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV
             2021): the loss is the sum of the plain one on the first head and of that on the second.
-        temperature, detector, action, …: see `NTXentLoss`.
+        temperature, …: see `NTXentLoss`.
     """
 
     paper: ClassVar[str] = "Chen et al., ICML 2020"
@@ -102,7 +99,6 @@ class SimCLR(TwoViews):
 def arguments_of_second_head(
     given: dict[str, Any], second_head: nn.Module | None
 ) -> dict[str, Any]:
-    """The arguments of the loss on the second head."""
     if second_head is None:
         return given
     detector, action = given.get("detector"), given.get("action", "eliminate")

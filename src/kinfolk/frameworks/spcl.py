@@ -1,5 +1,4 @@
-"""SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations
-1 to 5.
+"""SPCL: Mo, Sun and Li, 2022, algorithm 1 and equations 1 to 5.
 
 Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, N data set,
 K prototypes, L levels, S batches of an epoch, H anchors of a batch (half of it), M samples.
@@ -36,8 +35,8 @@ Head = Literal["contrast", "metric", "prototype"]
 
 
 class PrototypeLabels(nn.Module):
-    """The prototype of every sample at L levels: a k-means cluster of its features, which are
-    reduced to the size `whiten` before, or its true label (section 3.2), −1 if unknown."""
+    """The prototype of every sample at L levels: a k-means cluster of its features, reduced to the
+    size `whiten`, or its true label (section 3.2)."""
 
     truth: Tensor | None
 
@@ -66,15 +65,15 @@ class PrototypeLabels(nn.Module):
             self.clusters.refresh(F.normalize(used, dim=1))
 
     def levels(self, ids: Tensor) -> Tensor:
-        """(L, A) prototypes of the samples `ids`, or −1 if there is none (yet)."""
+        """(L, A) prototypes, −1 where there is none (yet)."""
         if self.clusters is not None:
             return self.clusters.of(ids)
         assert self.truth is not None
         return self.truth[ids].unsqueeze(0)
 
     def first(self, ids: Tensor) -> Tensor:
-        """(A,) prototypes at the first level; of a sample without one a distinct negative
-        number."""
+        """(A,) prototypes at the first level, or a distinct negative number for a sample without
+        one."""
         first_A = self.levels(ids)[0]
         return first_A.where(first_A >= 0, -1 - ids)
 
@@ -85,9 +84,8 @@ class SPCL(ClusteringFramework):
 
         loss = α · NT-Xent(g_c(h)) + β · metric(g_m, h) + γ · cross-entropy(g_p(h))
 
-    Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before
-    every epoch. Detector and action apply to NT-Xent. Before the first prototypes, it is the loss,
-    on random batches.
+    Prototypes are k-means clusters of the unit-norm features h. Detector and action apply to
+    NT-Xent, which is the loss, on random batches, before the first prototypes.
     """
 
     on_host = ("seed", "draws", "begun")
@@ -264,8 +262,7 @@ class SPCL(ClusteringFramework):
 
     @property
     def _with_prototypes(self) -> bool:
-        """Whether prototypes are used yet: by the state alone, because `batches` is called before
-        `set_progress`."""
+        """Depends on the state alone, because `batches` is called before `set_progress`."""
         return bool(self.begun) and self.assigned.ready
 
     def _heads_to_reset(self) -> list[nn.Module]:
@@ -280,13 +277,12 @@ ROUNDS = 50  # of swapping samples between batches, at most; realistic data need
 
 
 def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
-    """(S·B,) samples of an epoch, batch after batch, each at most once. Every batch is half of one
-    cluster and half of others.
+    """(S·B,) samples of an epoch, each at most once. Every batch is half of one cluster.
 
-    Every cluster is cut into chunks of half a batch; the remainders are joined cluster by cluster
-    and cut in the same way. S random chunks are the anchors of the S batches. Other samples fill
-    the other halves at random, if possible not next to a chunk with their cluster. The order within
-    a batch is random, so that each rank has samples of both halves.
+    Clusters, and then their joined remainders, are cut into chunks of half a batch, of which S
+    random ones are the anchors of the batches. Other samples, if possible of other clusters, fill
+    the batches at random. The order within a batch is random, so that each rank has samples of both
+    halves.
     """
     _check_batch_size(labels, batch_size)
     _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
@@ -352,7 +348,7 @@ def pca_whiten(features: Tensor, size: int) -> Tensor:
 
 
 def _order_by_chunks(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor:
-    """(N,) all samples: first the chunks of `half` samples of one cluster, then the remainders."""
+    """(N,) first the chunks of `half` samples of one cluster, then the remainders."""
     shuffled_N = torch.randperm(len(cluster_N), generator=generator)
     rank_K = torch.randperm(int(cluster_N.max()) + 1, generator=generator)
     shuffled_N = shuffled_N[rank_K[cluster_N[shuffled_N]].argsort(stable=True)]
@@ -366,8 +362,8 @@ def _order_by_chunks(cluster_N: Tensor, half: int, generator: torch.Generator) -
 def _separate(
     rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator
 ) -> Tensor:
-    """Swaps samples of `rest` that share a cluster with the anchors of their batch. Every `size`
-    samples are of one batch."""
+    """Swaps samples of `rest` that share a cluster with the anchors of their batch, which are
+    `size` samples each."""
     number = int(cluster_N.max()) + 1
     steps = len(anchors_SH)
     taken: Tensor = torch.unique(torch.arange(steps).unsqueeze(1) * number + cluster_N[anchors_SH])
@@ -399,8 +395,8 @@ def _separate(
 
 @torch.no_grad()
 def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
-    """Resets all parameters and running statistics of `heads`, depending only on `seed`; in place,
-    so that the optimiser and DDP keep the parameters."""
+    """Resets the heads, depending only on `seed`; in place, so that the optimiser and DDP keep the
+    parameters."""
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=()):
         torch.set_rng_state(draw.get_state())

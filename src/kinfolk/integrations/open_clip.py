@@ -1,9 +1,9 @@
-"""open_clip: losses with detectors that are called as open_clip's own, in its training loop.
+"""Losses with detectors for open_clip's training loop.
 
     loss = ClipLoss(detector=kf.PositiveMargin())        # instead of open_clip.create_loss(args)
     losses = loss(**model(images, texts), output_dict=True)
 
-The scale and the bias stay parameters of the open_clip model, which passes them in every call.
+The scale and the bias stay parameters of the open_clip model, which passes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kinfolk.stats import Stats
 
 
 class OpenClipLoss(nn.Module):
-    """Abstract. Called as a loss of open_clip."""
+    """Abstract."""
 
     loss: CLIPLoss | SigLIPLoss
 
@@ -65,9 +65,8 @@ class OpenClipLoss(nn.Module):
 
 
 class ClipLoss(OpenClipLoss):
-    """open_clip's `ClipLoss` with a detector: InfoNCE in both directions, with candidates of all
-    ranks. `settings`: arguments of `kf.CLIPLoss`, except for the temperature, which the model has.
-    """
+    """open_clip's `ClipLoss` with a detector, over all ranks. `settings`: arguments of
+    `kf.CLIPLoss`, except for the temperature."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -75,8 +74,8 @@ class ClipLoss(OpenClipLoss):
 
 
 class SigLipLoss(OpenClipLoss):
-    """open_clip's `SigLipLoss` with a detector: each pair is classified by itself. `settings`:
-    arguments of `kf.SigLIPLoss`, except for temperature and bias, which the model has."""
+    """open_clip's `SigLipLoss` with a detector. `settings`: arguments of `kf.SigLIPLoss`, except
+    for temperature and bias."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""sentence-transformers: any loss of two towers, with any detector, in a
-`SentenceTransformerTrainer`.
+"""Losses of two towers in a `SentenceTransformerTrainer` of sentence-transformers.
 
     dataset = add_ids(dataset)                      # columns anchor, positive[, negatives …]
     loss = KinfolkLoss(model, kf.CLIPLoss(temperature=0.05, detector=kf.PositiveMargin()))
@@ -57,10 +56,9 @@ def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[st
 
     Args:
         dataset: a `datasets.Dataset`.
-        ids: a column of ids, removed from the texts: integers, or values of which equal ones have
-            one id. None: the row's number.
-        known_by: columns such as a document's name, removed from the texts; "" and None link
-            nothing.
+        ids: a column of ids, which is removed: integers, or values of which equal ones have one id.
+            None: the row's number.
+        known_by: columns such as a document's name, removed too; "" and None link nothing.
     """
     sized = hasattr(dataset, "__len__") and isinstance(getattr(dataset, "column_names", None), list)
     require(sized and len(dataset) > 0, "dataset", type(dataset).__name__, _DATASET)
@@ -116,7 +114,7 @@ def _groups(ids: list[int], columns: Iterable[Sequence[Any]]) -> list[int]:
 
 
 def _negatives(columns: list[list[str]], ids: list[int], groups: list[int]) -> list[list[int]]:
-    """The ids of each column of explicit negatives, then the groups of each."""
+    """Ids of each column of explicit negatives, then their groups."""
     anchors, positives, *negatives = columns
     known = dict(zip(positives, zip(ids, groups, strict=True), strict=True))
     group_of, new_ids = dict(zip(anchors, groups, strict=True)), itertools.count(max(ids) + 1)
@@ -131,20 +129,20 @@ def _negatives(columns: list[list[str]], ids: list[int], groups: list[int]) -> l
 
 
 class KinfolkLoss(nn.Module):
-    """A loss for `SentenceTransformerTrainer`: a loss of two towers, which here are one encoder.
+    """A loss of two towers, which here are one encoder, for `SentenceTransformerTrainer`.
 
     Anchors are contrasted with the positives of the batch and all explicit negatives. Detectors and
-    losses that look samples up need the column of `add_ids`; without it, equal positive texts are
-    still known positives. In evaluation mode it is InfoNCE (or SigLIP) without a detector.
+    losses with state per sample need `add_ids`; without it, only equal positive texts are known
+    positives. In evaluation mode there is no detector.
 
     Args:
         model: the SentenceTransformer.
         loss: `kf.CLIPLoss`, `kf.SigLIPLoss`, `kf.BimodalSogCLRLoss` or `kf.FastCLIPLoss`.
-        both_directions: False: only anchors against candidates, as `MultipleNegativesRankingLoss`.
+        both_directions: whether positives are also contrasted with anchors.
         own_negatives_only: an explicit negative counts for the anchor of its row only.
-        mini_batch_size: number of texts that are encoded at a time, and again for the gradient
-            (GradCache, Gao et al., RepL4NLP 2021): less memory, a third more time. None: all.
-        known_positives: False: rows of one group, and equal texts, are negatives like any others.
+        mini_batch_size: texts encoded at a time, and again for the gradient (GradCache, Gao et al.,
+            RepL4NLP 2021): less memory, a third more time. None: all.
+        known_positives: whether rows of one group, and equal texts, are no negatives.
 
     Relations: with `kf.CLIPLoss(temperature=0.05, learnable=False)`, one direction and
     `known_positives=False` it equals `MultipleNegativesRankingLoss` with its default scale of 20.
@@ -173,8 +171,8 @@ class KinfolkLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[Features], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of the texts of all columns, with metrics if there is a `KinfolkCallback`.
-        `labels`: (B, 2 + 2K), the column of `add_ids`."""
+        """`labels`: (B, 2 + 2K), the column of `add_ids`. The loss has metrics if there is a
+        `KinfolkCallback`."""
         columns = list(sentence_features)
         training = self._inner.training
         self.loss.train(training)  # the trainer switches the model only
@@ -268,8 +266,8 @@ class KinfolkLoss(nn.Module):
             }
 
     def _encode(self, features: Features, wrapped: bool) -> Tensor:
-        """DistributedDataParallel is called once in a step: more calls would have to be equally
-        many on all ranks."""
+        """DistributedDataParallel is called once in a step: other calls may differ in number
+        between ranks."""
         recomputed = torch._C._current_graph_task_id() != -1
         wrapped = wrapped and self._inner.training and not recomputed
         model = self.model if wrapped else self._inner
@@ -301,7 +299,7 @@ class Logged(dict[str, Tensor]):
 
 
 def _text_keys(features: Features) -> Tensor:
-    """(B,) a stable number for each text, from its tokens, wherever the padding is."""
+    """(B,) a stable number for each text, wherever the padding is."""
     tokens, mask = features.get("input_ids"), features.get("attention_mask")
     if not isinstance(tokens, Tensor) or not isinstance(mask, Tensor) or mask.shape != tokens.shape:
         raise ValueError(
@@ -316,10 +314,10 @@ def _text_keys(features: Features) -> Tensor:
 
 
 class KinfolkCallback(TrainerCallback):
-    """Passes the epoch to a `KinfolkLoss` in every step, refreshes its detectors, and saves its
-    state in the checkpoints (`kinfolk_loss.safetensors`). Each loss needs a callback.
+    """Passes the epoch to a `KinfolkLoss`, refreshes its detectors, and saves its state in the
+    checkpoints. Each loss needs a callback.
 
-    `batch_size`: texts that are encoded together in a refresh.
+    `batch_size`: texts encoded together in a refresh.
     """
 
     def __init__(self, loss: KinfolkLoss, *, batch_size: int = 128) -> None:

@@ -1,5 +1,4 @@
-"""Encoders: ResNets, models of other packages by name, and any module as an encoder: an `nn.Module`
-with `output_size: int` that maps (B, 3, H, W) to (B, output_size)."""
+"""Encoders: modules with `output_size: int` that map (B, 3, H, W) to (B, output_size)."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from kinfolk.errors import KinfolkError, UsageError, did_you_mean, require, requ
 from kinfolk.models.heads import SplitEncoder, evaluating
 from kinfolk.models.text import import_optional, open_clip_model
 
-# ResNet (He et al., Deep Residual Learning for Image Recognition, 2015) with torchvision's names of
-# parameters and without its classifier.
+# ResNet (He et al., 2015) with torchvision's names of parameters and without its classifier.
 
 Stem = Literal["cifar", "imagenet"]
 WIDEST = 512  # wider networks would not fit into memory
@@ -88,8 +86,7 @@ class ResNet(nn.Module):
         require_choice("stem", stem, get_args(Stem))
         require(1 <= width <= WIDEST, "width", width, f"in [1, {WIDEST}]")
         require(in_channels >= 1, "in_channels", in_channels, "at least 1")
-        self.config: dict[str, Any] | None = None
-        """The arguments of `build_encoder`, so that `load_encoder` can build the same again."""
+        self.config: dict[str, Any] | None = None  # arguments of `build_encoder`
         self.output_size = width * 8 * block.expansion
         kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
         self.conv1 = nn.Conv2d(in_channels, width, kernel, stride, padding, bias=False)
@@ -166,13 +163,13 @@ def build_encoder(
     pretrained: bool = False,
     in_channels: int = 3,
 ) -> ResNet | Adapted:
-    """Builds the encoder called `name`: resnet10, 18, 34, 50, 101 or 152, or torchvision/NAME,
-    timm/NAME or open_clip/NAME where these packages are installed.
+    """Builds resnet10, 18, 34, 50, 101 or 152, or torchvision/NAME, timm/NAME or open_clip/NAME
+    where these packages are installed.
 
     Args:
-        stem, width, in_channels: of the ResNets of this library; see `ResNet`. The default width is
-            16 for resnet10, 64 for the others.
-        pretrained: use the package's published weights, which it downloads.
+        stem, width, in_channels: of the first kind, see `ResNet`; `width` is 16 for resnet10 by
+            default, 64 for others.
+        pretrained: downloads the package's published weights.
 
     Example:
         >>> build_encoder("resnet10").output_size
@@ -203,8 +200,8 @@ def build_encoder(
 
 
 def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int = 32) -> nn.Module:
-    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W); measures
-    `output_size` on one black image of `input_size` if it is None."""
+    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W). An `output_size`
+    that is not given is measured on an image of `input_size`."""
     known = getattr(module, "output_size", None)
     if isinstance(known, int) and output_size in (None, known):
         return module

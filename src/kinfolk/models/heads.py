@@ -1,5 +1,4 @@
-"""Projection and prediction heads; and encoders and heads of which each part sees some of the
-channels of an image.
+"""Projection and prediction heads, and encoders and heads whose parts see some of the channels.
 
 Dimension key: B batch, C channels, F features, T towers.
 """
@@ -32,7 +31,7 @@ def projection_head(
 
     Args:
         layers: number of linear layers.
-        norm, last_norm: BatchNorm after each hidden layer, and after the last.
+        norm, last_norm: whether BatchNorm follows each hidden layer, and the last.
         last_affine: whether that last BatchNorm has weight and bias.
         bias: of all linear layers. None: only where no BatchNorm with a bias follows.
     """
@@ -72,7 +71,7 @@ def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Within, `model` is in evaluation mode; afterwards every module has the mode it had."""
+    """Within, `model` is in evaluation mode."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         yield model.eval()
@@ -82,7 +81,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
-    """D: the `output_size` of `head` or of its last layer that has one, or that of the encoder."""
+    """D: the size of the last layer of `head` that has one, or of the encoder."""
     layers = [head, *reversed(list(head.modules()))]
     for module in (*layers, encoder, *reversed(list(encoder.modules()))):
         for name in ("output_size", "out_features", "num_features"):
@@ -95,9 +94,8 @@ def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
 
 
 class SplitEncoder(nn.Module):
-    """One encoder for each group of channels, (B, C, H, W) → (B, F); their features are
-    concatenated. `channels`: number of channels that each sees, such as (1, 2) for lightness and
-    colour of Lab."""
+    """Encoders that each see some `channels`, such as (1, 2) for lightness and colour of Lab: (B,
+    C, H, W) → (B, F), their features concatenated."""
 
     def __init__(self, encoders: Sequence[nn.Module], channels: Sequence[int]) -> None:
         super().__init__()
@@ -111,7 +109,6 @@ class SplitEncoder(nn.Module):
         self.config: dict[str, Any] | None = (
             None if None in configs else {"channels": list(channels), "towers": configs}
         )
-        """How to build the same encoder again; None if that of any tower is unknown."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] != sum(self.channels):
@@ -122,8 +119,8 @@ class SplitEncoder(nn.Module):
 
 
 class SplitHead(nn.Module):
-    """One head for each tower of a `SplitEncoder`, (B, F) → (B, D). `sizes`: number of features
-    that each reads."""
+    """One head for each tower of a `SplitEncoder`, (B, F) → (B, D). `sizes`: features that each
+    reads."""
 
     def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int]) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Text towers, which map token ids to a vector: the transformer of CLIP (Radford et al., ICML 2021,
-section 2.4 and appendix F), and those of other libraries.
+"""Text towers: the transformer of CLIP (Radford et al., ICML 2021, section 2.4 and appendix F), and
+those of other libraries.
 
 Dimension key: B batch, T tokens, W width, H heads.
 """
@@ -24,13 +24,13 @@ from kinfolk.files import first_line
 
 
 class TextTransformer(nn.Module):
-    """A transformer over tokens, (B, T) → (B, W): the output at the first end token, after the last
-    norm. Tokens after the end have no influence.
+    """A transformer over tokens, (B, T) → (B, W): the output at the first end token. Tokens after
+    it have no influence.
 
     Args:
         vocab_size: token ids are below this number.
         context: T at most.
-        end_id: the token at which a text ends; every row must have one.
+        end_id: the end token; every row must have one.
         causal: whether a token attends only to those before it, as in CLIP.
     """
 
@@ -92,7 +92,7 @@ class TextBlock(nn.Module):
         self.rise, self.fall = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_BTW: Tensor, seen_BT: Tensor | None) -> Tensor:
-        """`seen_BT`: tokens that may be attended to; None: each attends to those before it."""
+        """`seen_BT`: tokens that may be attended to; None: those before each."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.attend(self.norm1(x_BTW)).chunk(3, -1)
@@ -109,7 +109,7 @@ def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
 
 
 def _longest(tokens_BT: Tensor, end_B: Tensor) -> int:
-    """To which length a batch is cut; an accelerator would have to wait for its longest text."""
+    """Where a batch is cut; an accelerator would have to wait for its longest text."""
     return int(end_B.max()) + 1 if tokens_BT.device.type == "cpu" else tokens_BT.shape[1]
 
 
@@ -117,8 +117,8 @@ CLIP_VOCAB, CLIP_END = 49408, 49407
 
 
 class OpenClipText(nn.Module):
-    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection; the
-    rest of `model` is removed."""
+    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection; removes
+    the rest of `model`."""
 
     def __init__(self, model: nn.Module, output_size: int) -> None:
         super().__init__()
@@ -132,8 +132,7 @@ class OpenClipText(nn.Module):
         return out
 
 
-SENTENCE = "st/"
-"""Prefix of the names of sentence-transformers models."""
+SENTENCE = "st/"  # a model of sentence-transformers
 
 
 class SentenceEncoder(nn.Module):
@@ -170,7 +169,7 @@ class SentenceEncoder(nn.Module):
 
 
 def sentence_transformer(name: str) -> Any:
-    """The model st/NAME on the CPU: a folder, or a name that is downloaded."""
+    """A folder, or a model that is downloaded; on the CPU."""
     library = import_optional("sentence_transformers", "sentence-transformers", "sentence")
     place = name.removeprefix(SENTENCE)
     try:
@@ -194,7 +193,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def sentence_tokenizer(model: Any) -> tuple[str, int]:
-    """The tokenizer.json of a SentenceTransformer, and the largest number of tokens."""
+    """The text of tokenizer.json, and the largest number of tokens."""
     inner = getattr(model.tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise KinfolkError(
@@ -223,7 +222,7 @@ def build_text(
 
     Args:
         vocab_size, context, end_id: of the tokenizer.
-        pretrained: use the package's published weights, which it downloads.
+        pretrained: downloads the package's published weights.
         sizes: further arguments of `TextTransformer`.
     """
     package, _, model = name.partition("/")

@@ -1,7 +1,5 @@
-"""Weights on disk: `model.safetensors` with those of an encoder, `model.json` with how to build it,
-which is also in the header of the other; `towers.safetensors` with two towers, each with an encoder
-and a head. Loading never runs code.
-"""
+"""Weights on disk: `model.safetensors` of an encoder, with `model.json`, also in its header, on how
+to build it; `towers.safetensors` of two encoders with heads. Loading never runs code."""
 
 from __future__ import annotations
 
@@ -32,10 +30,9 @@ from kinfolk.models.text import OpenClipText
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
+# what a file may set of an encoder; `pretrained` would download weights
 _BUILT_BY = frozenset(("name", "stem", "width", "in_channels"))
-"""What a file may set of an encoder; `pretrained` would download weights."""
-_NESTED = ("state_dict", "model_state_dict", "model", "net")
-"""Keys under which programs put the state dict of a network in their checkpoints."""
+_NESTED = ("state_dict", "model_state_dict", "model", "net")  # keys of checkpoints
 TOWERS = "towers.safetensors"
 PARTS = ("encoder", "head", "text_encoder", "text_head")
 
@@ -43,8 +40,7 @@ PARTS = ("encoder", "head", "text_encoder", "text_head")
 def save_encoder(
     encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
-    """Writes `model.safetensors` and `model.json`, with `meta`, to `directory`; returns the path of
-    the weights."""
+    """Writes `model.safetensors` and `model.json`, with `meta`; returns the path of the former."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     state = plain_state(encoder)
@@ -63,7 +59,7 @@ def save_encoder(
 
 
 def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
-    """Contiguous copies of the tensors under the encoder's own names."""
+    """Contiguous copies under the encoder's own names."""
     return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in _inner(encoder).state_dict().items()
@@ -73,9 +69,9 @@ def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
 def load_encoder(
     path: Path | str, encoder: nn.Module | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Loads an encoder from a run folder, a `model.safetensors` or its folder; returns it in
-    evaluation mode, with its `meta`. `encoder`: the module to load into, if the saved one was not
-    made by `build_encoder`."""
+    """Loads an encoder from a run folder or a `model.safetensors`; returns it in evaluation mode,
+    with its `meta`. `encoder`: the module to load into, if `build_encoder` did not make the saved
+    one."""
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
@@ -143,7 +139,7 @@ def _refuse(path: Path, error: Exception) -> KinfolkError:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file of tensors was refused; torch's message advises to disable its check."""
+    """A sentence, because torch's message advises to disable its check."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds Python objects besides tensors, which could run code, or is damaged"
     if isinstance(error, DamagedFileError):
@@ -247,8 +243,6 @@ def _metadata(file: Path) -> dict[str, str]:
 
 
 class Pair(nn.Module):
-    """An image tower and a text tower, each an encoder and a head."""
-
     def __init__(
         self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module
     ) -> None:
@@ -278,8 +272,8 @@ def save_towers(
 
 
 def load_parts(model: nn.Module, path: Path | str) -> list[str]:
-    """Loads the `PARTS` that `path`, weights of two towers, of a checkpoint, of a whole open_clip
-    model or of an encoder, has weights for; returns their names."""
+    """Loads weights of two towers, of a checkpoint, of a whole open_clip model or of an encoder;
+    returns the names of the loaded `PARTS`."""
     state = _strip_prefixes(read_state(path))
     found: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():

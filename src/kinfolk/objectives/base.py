@@ -1,4 +1,4 @@
-"""The base class of losses: their shared arguments, ranks, state, and the public `forward`."""
+"""The base class of losses."""
 
 from __future__ import annotations
 
@@ -39,27 +39,26 @@ READ_EVERY = 32
 
 
 def may_read(calls: int, *tensors: Tensor) -> bool:
-    """Whether the host may read tensors: on an accelerator, where it waits, only in every
-    `READ_EVERY`-th call."""
+    """Whether the host may read tensors: on an accelerator, where it waits, only now and then."""
     return all(x.device.type == "cpu" for x in tensors) or calls % READ_EVERY == 0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Settings(nn.Module):
-    """Abstract. The arguments that all losses share, all of them keyword-only.
+    """Abstract. The keyword-only arguments that all losses share.
 
     Args:
         temperature: t > 0; the default is that of each loss's paper.
         detector: finds false negatives (kin) among the candidates.
-        action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a
-            positive), "reweight" (a weight in the denominator).
-        min_negatives: this many negatives of each anchor, the least similar, are always kept.
+        action: "eliminate" takes kin out of the denominator, "attract" makes them positives,
+            "reweight" gives them a weight in the denominator.
+        min_negatives: how many negatives of each anchor, the least similar, are always kept.
         kin_weight: the weight of kin with "reweight", for detectors without degrees.
-        own_weight: with "attract", the share of the attraction that the positives keep, in [0, 1];
-            kin share the rest by their degrees. None: a positive counts as much as kin of degree 1.
+        own_weight: with "attract", the share of the attraction that positives keep, in [0, 1]; kin
+            share the rest by their degrees. None: a positive counts as much as kin of degree 1.
         block_rows: rows of similarities held at a time; None: some megabytes.
         gather: whether to use the candidates of all ranks; None: under a process group.
-        compile: compiles the loss of a block with `torch.compile`, which is meant for GPUs.
+        compile: whether to use `torch.compile`, which is meant for GPUs.
     """
 
     temperature: float = 0.1
@@ -143,10 +142,10 @@ class Objective(Settings, ABC):
 
     @abstractmethod
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
-        """The (R,) loss of each row of a block, and (b,) state to write. Reads state only."""
+        """The (R,) loss of a block's rows, and (b,) state to write. Reads state only."""
 
     def state_of(self, proposed: State) -> State:
-        """(B,) the state to write, from what `row_loss` proposed, (B, L)."""
+        """(B,) the state to write, from (B, L) that `row_loss` proposed."""
         return {}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
@@ -164,8 +163,8 @@ class Objective(Settings, ABC):
         parameters: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """Scalar: the same over any `Pairs`. Candidates that are the anchors (one tensor) or
-        `local_candidates` are gathered from all ranks. `temperature`: a learned one, () instead of
-        this loss's; `parameters`: learned scalars besides it."""
+        `local_candidates` are gathered from all ranks. `temperature`, `parameters`: learned
+        scalars."""
         if torch.compiler.is_compiling():  # in a user's graph: it breaks here
             outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature, parameters)  # type: ignore[no-untyped-call]
             return outside
@@ -216,13 +215,13 @@ class Objective(Settings, ABC):
         self.labels = _table(labels, "labels")
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """Sets (N,) groups, known positives: candidates of the anchor's group are never its
-        negatives. Below 0: no group. `Pairs` with groups keep theirs."""
+        """Sets (N,) groups: candidates of the anchor's group are never its negatives. Below 0: no
+        group. `Pairs` with groups keep theirs."""
         self.groups = _table(groups, "groups")
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, from 0, for schedules and warm-ups; before every step, `epoch + step /
-        num_steps`, if a schedule moves with every step."""
+        """Sets the epoch, from 0; before every step, `epoch + step / num_steps`, if a schedule
+        moves with every step."""
         if self.detector is not None:
             if int(epoch) != self.detector.epoch:
                 self._flush_losses()
@@ -231,7 +230,7 @@ class Objective(Settings, ABC):
                 self.detector.on_metric("epoch", epoch)
 
     def number(self, z: Tensor) -> Tensor:
-        """Ids where none are given: the positions in the batch of all ranks."""
+        """Ids where none are given: positions in the batch of all ranks."""
         if self.looks_up:
             raise ValueError("`ids` must be given: state or labels are looked up by sample id")
         first = 0
@@ -245,7 +244,7 @@ class Objective(Settings, ABC):
         return bool(self._sizes())
 
     def _sizes(self) -> dict[str, int]:
-        """The number of samples that each part looks up by id."""
+        """The number of samples that each part knows."""
         found = {
             "set_eval_labels": None if self.labels is None else len(self.labels),
             "set_groups": None if self.groups is None else len(self.groups),
@@ -255,7 +254,6 @@ class Objective(Settings, ABC):
         return {name: size for name, size in found.items() if size is not None}
 
     def check_ids(self, *ids: Tensor) -> None:
-        """Refuses ids of samples for which there is no state, label or group."""
         if sizes := self._sizes():
             name, size = min(sizes.items(), key=lambda item: item[1])
             for each in ids:
@@ -267,7 +265,7 @@ class Objective(Settings, ABC):
     def _write_state(
         self, pairs: Pairs, outcome: Outcome, loss: Tensor, sizes: list[int] | None
     ) -> None:
-        """Writes the state of detector and loss, of all ranks, unless the loss is not finite."""
+        """The state of detector and loss, of all ranks, unless the loss is not finite."""
         is_finite, detector = finite(loss), self.detector
         parts = [(detector, outcome.found), (self, self.state_of(outcome.proposed))]
         parts = [(part, update) for part, update in parts if part is not None and update]
@@ -297,7 +295,7 @@ class Objective(Settings, ABC):
             detector.collect(ids, by_sample.flatten(0, 1), is_finite)
 
     def _flush_losses(self) -> None:
-        """Passes the losses since the last call to the detector; waits for an accelerator."""
+        """Passes collected losses to the detector; waits for an accelerator."""
         losses, self._losses = self._losses, []
         for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
             self.detector.on_metric("loss", value)  # type: ignore[union-attr]
@@ -309,7 +307,7 @@ def _with_groups(pairs: Pairs, groups_N: Tensor) -> Pairs:
 
 
 def _gather(pairs: Pairs) -> tuple[Pairs, list[int]]:
-    """The pairs with the candidates of all ranks, and the ranks' batch sizes."""
+    """The pairs with the candidates of all ranks, and the batch sizes."""
     sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
     if 0 in sizes:
         raise ValueError(f"the batches of the ranks (={sizes}) must each have a sample")
@@ -322,7 +320,6 @@ def _gather(pairs: Pairs) -> tuple[Pairs, list[int]]:
 
 
 def _table(values: Tensor | None, name: str) -> Tensor | None:
-    """(N,) integers. Refuses other types and shapes."""
     if values is not None:
         values = integer_ids(values, name=name)
         require(values.ndim == 1, name, tuple(values.shape), "of the shape (samples,)")
@@ -330,7 +327,7 @@ def _table(values: Tensor | None, name: str) -> Tensor | None:
 
 
 def group_keys(ids: Tensor, group_ids: Tensor) -> Tensor:
-    """(B,) keys that agree for samples of one group; a sample of no group has its own.
+    """(B,) keys that agree for samples of one group.
 
     Example:
         >>> group_keys(torch.tensor([5, 6, 7, 5]), torch.tensor([0, 0, -1, -1]))

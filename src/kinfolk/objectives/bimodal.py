@@ -1,10 +1,9 @@
-"""Losses of image and text, or of any two towers: anchors of one tower and candidates of the other.
+"""Losses of two towers, such as image and text.
 
-- CLIP: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML
-  2021, figure 3; the learned temperature of section 2.5.
-- Bimodal SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning,
-  ICML 2022, as in GloFND (Balmaseda et al., ICML 2025), section 3.3 and appendix B.
-- SigLIP: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023, equation 1.
+- CLIP: Radford et al., ICML 2021, figure 3; the learned temperature of section 2.5.
+- Bimodal SogCLR: Yuan et al., ICML 2022, as in GloFND (Balmaseda et al., ICML 2025), section 3.3
+  and appendix B.
+- SigLIP: Zhai et al., ICCV 2023, equation 1.
 
 Dimension key: B batch, D embedding, R rows of a block, C candidates, N data set.
 """
@@ -36,8 +35,8 @@ from kinfolk.stats import Stats
 
 
 class LearnedTemperature(nn.Module):
-    """t = exp(−`logit_scale`) in [lowest, highest]. In training the parameter itself is clamped, so
-    that it keeps a gradient, which is the same on all ranks.
+    """t = exp(−`logit_scale`) in [lowest, highest]. In training the parameter is clamped, so that
+    it keeps a gradient.
 
     Example:
         >>> round(LearnedTemperature(0.07)().item(), 4)
@@ -55,7 +54,6 @@ class LearnedTemperature(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(initial)))
 
     def forward(self) -> Tensor:
-        """t, without dimensions."""
         bounds = -math.log(self.highest), -math.log(self.lowest)
         if self.training:
             with torch.no_grad():
@@ -67,7 +65,6 @@ class LearnedTemperature(nn.Module):
 
     @property
     def value(self) -> float:
-        """t, as it is now."""
         return float(torch.exp(-self.logit_scale.detach().float()).clamp(self.lowest, self.highest))
 
 
@@ -84,7 +81,7 @@ class Negatives(TypedDict, total=False):
 
 
 class TwoTowers(Settings, ABC):
-    """Abstract. Called with the embeddings of both towers."""
+    """Abstract."""
 
     def pairs_of(
         self,
@@ -95,7 +92,7 @@ class TwoTowers(Settings, ABC):
         objective: Objective,
         **explicit: Unpack[Negatives],
     ) -> tuple[Pairs, Pairs]:
-        """The pairs of both directions; the positive is the other tower's embedding."""
+        """The pairs of both directions; `explicit` is for the first."""
         if image.ndim != 2 or text.shape != image.shape or not image.numel():
             shapes = f"`image_features` (={tuple(image.shape)}) and `text_features`"
             raise ValueError(
@@ -135,8 +132,7 @@ class TwoTowers(Settings, ABC):
         return first, one_way(text, image)
 
 
-NO_KEY = torch.iinfo(torch.int64).min
-"""The key of a candidate that is in no anchor's group."""
+NO_KEY = torch.iinfo(torch.int64).min  # of a candidate in no anchor's group
 
 
 def _check_shapes(shape: torch.Size, what: str, **given: Tensor | None) -> None:
@@ -149,7 +145,6 @@ def _check_shapes(shape: torch.Size, what: str, **given: Tensor | None) -> None:
 def with_negatives(
     pairs: Pairs, objective: Objective, grouped: bool, **explicit: Unpack[Negatives]
 ) -> Pairs:
-    """The pairs with explicit negatives as further candidates."""
     z, given = explicit["negatives"], explicit.get("negative_ids")
     assert z is not None
     groups, (rows, size) = explicit.get("negative_group_ids"), pairs.anchors.shape
@@ -186,8 +181,8 @@ def with_negatives(
 
 
 def group_ids_of(values: Iterable[object]) -> Tensor:
-    """(N,) group ids of any values, such as texts: equal values have one id, the same in every
-    process. None and "" are in no group (−1).
+    """(N,) group ids of values such as texts, the same in every process. None and "" are in no
+    group (−1).
 
     Example:
         >>> group_ids_of(["the same", "the same", "another", ""]).tolist()
@@ -205,15 +200,15 @@ def group_ids_of(values: Iterable[object]) -> Tensor:
 
 
 class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
-    """Abstract. The mean of two losses: of image anchors against texts, and of texts against
-    images. Each has its own state, and its own copy of the detector."""
+    """Abstract. The mean of a loss of images against texts and one of texts against images, each
+    with its state and a copy of the detector."""
 
     image: Direction
     text: Direction
     learned: LearnedTemperature | None
 
     def build(self, kind: type[Direction], learned: LearnedTemperature | None, **more: Any) -> None:
-        """Makes the losses of both directions from the shared settings and `more`."""
+        """Makes both directions from the shared settings and `more`."""
         names = [each.name for each in fields(Settings) if each.name != "detector"]
         shared = {name: getattr(self, name) for name in names} | {"compile": self.compiles} | more
         detector = self.detector
@@ -242,7 +237,7 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 
         Args:
             image_features, text_features: (B, D), of any norm; row i of both is one sample.
-            ids: (B,) sample ids, if anything is kept or looked up per sample.
+            ids: (B,) sample ids, if anything is looked up by them.
             group_ids: (B,) known positives: samples of one group, such as captions of one image,
                 are never each other's negatives. Below 0: no group.
             explicit: see `Negatives`.
@@ -253,17 +248,15 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 
     @property
     def objectives(self) -> tuple[Direction, Direction]:
-        """The losses of the two directions."""
         return self.image, self.text
 
     @property
     def stats(self) -> Stats:
-        """The counts of the last call, of both directions."""
+        """Counts of the last call, of both directions."""
         return self.image.stats + self.text.stats
 
     @property
     def current_temperature(self) -> float:
-        """t, as it is now."""
         return self.temperature if self.learned is None else self.learned.value
 
     def temperature_parameters(self) -> list[nn.Parameter]:
@@ -271,17 +264,15 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
         return [] if self.learned is None else list(self.learned.parameters())
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """See `Objective.set_eval_labels`."""
         for objective in self.objectives:
             objective.set_eval_labels(labels)
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """Sets (N,) groups, known positives, for calls without `group_ids`."""
+        """For calls without `group_ids`."""
         for objective in self.objectives:
             objective.set_groups(groups)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """See `Objective.set_progress`."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 
@@ -293,15 +284,14 @@ class CLIPLoss(BimodalLoss[NTXentLoss]):
         loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )
              + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )
 
-    w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXentLoss`. Without
-    groups and detector it is the cross-entropy over rows and columns of the similarities.
-    State: `learned.logit_scale` = −log t, and that of the two detectors.
+    w, v: 0 where j shares the group of i; for kin see `NTXentLoss`; else 1. State:
+    `learned.logit_scale` = −log t and the detectors'.
 
     Args:
-        learnable: False keeps the temperature constant.
-        min_temperature: of the learned t; 0.01 is the paper's scale of at most 100.
+        learnable: whether t is learned.
+        min_temperature: of the learned t; the default is the paper's, a scale of at most 100.
         decoupled, prior, hardness: see `NTXentLoss`.
-        temperature, detector, action, …: see `Settings`.
+        temperature, detector, …: see `Settings`.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -329,8 +319,8 @@ class CLIPLoss(BimodalLoss[NTXentLoss]):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
-    """The global contrastive loss of image and text: a moving average of each image's negatives,
-    and one of each text's.
+    """The global contrastive loss of image and text, with a moving average of the negatives of each
+    image and of each text.
 
         ĝ_I,i = mean over the kept texts j ≠ i of exp(s_ij / t), and so ĝ_T
         u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i, and so u_T
@@ -338,13 +328,13 @@ class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
         gradient mean_i( −∇s_ii + ½ (t / u_I,i) ∇ĝ_I,i + ½ (t / u_T,i) ∇ĝ_T,i )
 
     Candidates of the anchor's group, and with "eliminate" or "attract" its kin, are not in ĝ.
-    State: `image.u`, `text.u`, and that of the two detectors.
+    State: `image.u`, `text.u` and the detectors'.
 
     Args:
         num_samples, gamma, decay_epochs: see `SogCLRLoss`.
-        temperature, detector, action, …: see `Settings`.
+        temperature, detector, …: see `Settings`.
 
-    Deviates from the paper in: half of its sum of the two directions; without its constant, t times
+    Deviates from the paper in: half of its sum of the two directions, without its constant, t times
     the logarithm of the number of negatives.
 
     Example:
@@ -373,17 +363,16 @@ class SigLIPLoss(Objective, TwoTowers):
 
         loss = −(1 / B) Σ_ij w_ij log σ( y_ij (s_ij / t + b) )
 
-    y_ij is 1 where j is the text of i or shares its group, else −1. t and b are learned. w_ij is 1;
-    of kin 0 with "eliminate", 1 − degree or `kin_weight` with "reweight". With "attract" kin are
-    positives to their degree d: −d log σ(x) − (1 − d) log σ(−x). No negative depends on the others,
-    so `min_negatives` has no effect. The detector sees images as anchors and texts as candidates.
-    State: t, b and the detector's.
+    y_ij is 1 where j is the text of i or shares its group, else −1. w_ij is 1; of kin 0 with
+    "eliminate", 1 − degree or `kin_weight` with "reweight". With "attract" kin are positives to
+    their degree d: −d log σ(x) − (1 − d) log σ(−x). `min_negatives` has no effect. Images are the
+    anchors of the detector. State: t, b and the detector's.
 
     Args:
-        bias: b at the start; −10, so that negatives do not dominate the first steps.
-        learnable: False keeps t and b constant.
+        bias: b at the start, low so that negatives do not dominate the first steps.
+        learnable: whether t and b are learned.
         min_temperature: of the learned t.
-        temperature, detector, action, …: see `Settings`.
+        temperature, detector, …: see `Settings`.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -430,12 +419,10 @@ class SigLIPLoss(Objective, TwoTowers):
 
     @property
     def current_temperature(self) -> float:
-        """t, as it is now."""
         return self.learned.value
 
     @property
     def objectives(self) -> tuple[SigLIPLoss]:
-        """This loss: it has one direction."""
         return (self,)
 
 

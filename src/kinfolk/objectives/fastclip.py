@@ -1,5 +1,4 @@
-"""FastCLIP: Wei et al., FastCLIP: A Suite of Optimization Techniques to Accelerate CLIP Training
-with Limited Resources, 2024, version 3; with GloFND: Balmaseda et al., ICML 2025, section 4.2.
+"""FastCLIP: Wei et al., 2024, version 3; with GloFND: Balmaseda et al., ICML 2025, section 4.2.
 
 Dimension key: R rows of a block, b samples of a block, N data set.
 """
@@ -25,20 +24,11 @@ TemperatureGradient = Literal["released", "exact"]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RobustContrastLoss(AveragedLoss):
-    """One direction of `FastCLIPLoss`: a global contrastive loss whose temperature is learned.
+    """One direction of `FastCLIPLoss`, whose s_ii is, with "attract", the mean over positives and
+    kin.
 
-        ĝ_i = Σ_j w_ij exp((s_ij − s_i,pos) / t) / Σ_j w_ij,   u_i as in `SogCLRLoss`
-        value             mean_i( t·log(ε + u_i) + ρ·t )
-        gradient          mean_i( t / (ε + u_i) · ∇ĝ_i )
-        gradient by t     mean_i( log(ε + u_i) + t / (ε + u_i) · ∂ĝ_i/∂t + ρ )
-
-    s_i,pos is the similarity to the positive, with "attract" the mean over positives and kin. With
-    γ = 1 and ε = ρ = 0 it is `SogCLRLoss` with γ = 1. State per sample: u.
-
-    Args:
-        halved: log(ε + u_i) and ρ count half in the gradient by t.
-        rho, epsilon: see `FastCLIPLoss`.
-        temperature, detector, action, …: see `Settings`.
+    With γ = 1 and ε = ρ = 0 it is `SogCLRLoss` with γ = 1. `halved`: log(ε + u_i) and ρ count half
+    in the gradient by t.
     """
 
     rho: float = 0.0
@@ -65,8 +55,7 @@ class RobustContrastLoss(AveragedLoss):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
-    """The robust global contrastive loss of image and text: moving averages per direction, and a
-    temperature learned by its own rule.
+    """The robust global contrastive loss of image and text, with a learned temperature.
 
         ĝ_I,i = mean over the kept texts j ≠ i of exp((s_ij − s_ii) / t)
         u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i
@@ -74,9 +63,8 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
         gradient        mean_i( ½ t / (ε + u_I,i) · ∇ĝ_I,i + ½ t / (ε + u_T,i) · ∇ĝ_T,i )
         gradient by t   mean_i( ½ log(ε + u_I,i) + c · ½ t / (ε + u_I,i) · ∂ĝ_I,i/∂t + … ) + ρ
 
-    c is 2 in the published code ("released"), where ∂ĝ/∂t enters with the anchors' and with the
-    candidates' part of the loss, and 1 in the gradient of the value ("exact"). With c = 1 and fewer
-    than exp(ρ) negatives (665 with ρ = 6.5) t falls until ε or `min_temperature` stops it.
+    c is 2 in the published code ("released") and 1 in the gradient of the value ("exact"), with
+    which t keeps falling if there are fewer than exp(ρ) negatives (665 with ρ = 6.5).
 
     The temperature needs a separate learning rate, which falls to a third while t < 0.03:
 
@@ -88,12 +76,11 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
 
     Args:
         num_samples, gamma, decay_epochs: see `SogCLRLoss`.
-        rho: ρ, which keeps t from growing; the larger, the lower t settles.
-        epsilon: ε. Samples whose u_i is far below it hardly pull or push.
-        min_temperature: t never falls below.
-        temperature_gradient: "released", with which the published values of ρ were chosen, or
-            "exact".
-        temperature, detector, action, …: see `Settings`.
+        rho: ρ; the larger, the lower t settles.
+        epsilon: ε. Samples whose u_i is far below it have little effect.
+        min_temperature: the least t.
+        temperature_gradient: "released", with which the published ρ were chosen, or "exact".
+        temperature, detector, …: see `Settings`.
 
     Deviates from the paper in: half of its sum of the two directions, and the default gradient by
     t, both as in the published code.

@@ -1,11 +1,10 @@
-"""NT-Xent and its relatives: InfoNCE, SupCon, debiased, hard-negative and decoupled.
+"""NT-Xent and its relatives.
 
-- NT-Xent: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML
-  2020, equation 1. With attraction it is SupCon: Khosla et al., Supervised Contrastive Learning,
-  NeurIPS 2020, equation 2 (mean over positives outside the logarithm).
-- Chuang et al., Debiased Contrastive Learning, NeurIPS 2020, equations 7 and 8.
-- Robinson et al., Contrastive Learning with Hard Negative Samples, ICLR 2021, equation 4.
-- Yeh et al., Decoupled Contrastive Learning, ECCV 2022, equation 4.
+- NT-Xent: Chen et al., ICML 2020, equation 1. With attraction it is SupCon: Khosla et al., NeurIPS
+  2020, equation 2 (mean over positives outside the logarithm).
+- Debiased: Chuang et al., NeurIPS 2020, equations 7 and 8.
+- Hard negatives: Robinson et al., ICLR 2021, equation 4.
+- Decoupled: Yeh et al., ECCV 2022, equation 4.
 
 Dimension key: R rows of a block.
 """
@@ -32,17 +31,17 @@ class NTXentLoss(Objective):
                  + log( Σ_{own p} exp(s_ip / t) + Σ_j w_ij exp(s_ij / t) )
 
     P_i: the anchor's positives, with "attract" also its kin. w_ij of a negative is 1; of kin 0 with
-    "eliminate", 1 with "attract", a weight in [0, 1] with "reweight". Without a detector it is
-    plain NT-Xent; with `Oracle` and "attract" it is SupCon.
+    "eliminate", 1 with "attract", in [0, 1] with "reweight". With `Oracle` and "attract" it is
+    SupCon.
 
     Args:
-        temperature, detector, action, …: see `Settings`.
+        temperature, detector, …: see `Settings`.
         decoupled: leaves the positives out of the sum.
-        rescale_kept: with "eliminate", multiplies the sum over the kept negatives by (kept +
-            eliminated) / kept, as GloFND's released code does for SimCLR.
+        rescale_kept: with "eliminate", multiplies the sum over kept negatives by (kept +
+            eliminated) / kept, as GloFND's code does for SimCLR.
         prior: τ⁺, the share of negatives that are false, such as 1 / number of classes: what they
-            add on average is subtracted from the sum (`debias`). None or 0: nothing is.
-        hardness: β, by which negatives weigh more the more similar they are. None or 0: not at all.
+            add on average is subtracted from the sum.
+        hardness: β, by which negatives weigh more the more similar they are.
 
     Example:
         >>> import torch, kinfolk as kf

@@ -1,15 +1,11 @@
 """Losses of methods that cluster the samples.
 
-- Prototype cross-entropy of SPCL: Mo et al., Siamese Prototypical Contrastive Learning, equation 4.
-  Its symmetric form: Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels,
-  ICCV 2019, equations 6 to 8.
-- The prototype term of ProtoNCE: Li et al., Prototypical Contrastive Learning of Unsupervised
-  Representations, ICLR 2021, equation 11.
-- Local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual
-  Embeddings, ICCV 2019, section 3; equation 5 of Wu et al., Conditional Negative Sampling for
-  Contrastive Learning of Visual Representations, ICLR 2021, up to a constant.
-- The relative contrastive loss: Tang et al., Relative Contrastive Loss for Unsupervised
-  Representation Learning, ECCV 2022, equation 3.
+- Prototype cross-entropy: Mo et al. (SPCL), 2022, equation 4; its symmetric form: Wang et al., ICCV
+  2019, equations 6 to 8.
+- The prototype term of ProtoNCE: Li et al., ICLR 2021, equation 11.
+- Local aggregation: Zhuang et al., ICCV 2019, section 3; equation 5 of Wu et al., ICLR 2021, up to
+  a constant.
+- The relative contrastive loss: Tang et al., ECCV 2022, equation 3.
 
 Dimension key: A features or anchors, F size of a feature, D embedding, K prototypes of a level, M
 prototypes in the sum, L levels, R rows of a block, C candidates, P positives or keys.
@@ -32,13 +28,10 @@ from kinfolk.pairs import OUT, Action, Pairs, unit
 
 
 class PrototypeCrossEntropy(nn.Module):
-    """A linear classifier g_p of features by their prototypes: the mean over levels and features
-    of all ranks of CE(g_p(h), y).
+    """A linear classifier g_p of features by their prototypes: the mean of CE(g_p(h), y) over
+    levels and the features of all ranks.
 
-    Args:
-        num_features: F.
-        num_clusters: K of each level.
-        reverse_weight, log_zero: see `prototype_cross_entropy`.
+    See `prototype_cross_entropy`.
     """
 
     def __init__(
@@ -55,7 +48,7 @@ class PrototypeCrossEntropy(nn.Module):
         self.head = nn.Linear(num_features, sum(self.num_clusters))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Scalar, of this rank's (A, F) features and their labels (L, A), below 0: unknown."""
+        """Scalar, of this rank's (A, F) features and their (L, A) labels, below 0: unknown."""
         with torch.autocast(features.device.type, enabled=False):
             logits = self.head(features.to(self.head.weight.dtype)).split(self.num_clusters, 1)
             losses = [
@@ -66,7 +59,6 @@ class PrototypeCrossEntropy(nn.Module):
 
 
 def mean_over_ranks(loss_A: Tensor) -> Tensor:
-    """Scalar: the mean over the anchors of all ranks."""
     if distributed.world_size() == 1:
         return loss_A.mean()
     number = sum(distributed.batch_sizes(len(loss_A), loss_A.device))
@@ -76,8 +68,8 @@ def mean_over_ranks(loss_A: Tensor) -> Tensor:
 def prototype_cross_entropy(
     logits: Tensor, labels: Tensor, reverse_weight: float = 0.0, log_zero: float = -4.0
 ) -> Tensor:
-    """(A,) cross-entropy of each row of the (A, K) `logits` to its prototype, 0 for labels below 0;
-    with a `reverse_weight` w the symmetric one, in which a wrong prototype has less effect.
+    """(A,) cross-entropy of (A, K) `logits`, 0 for labels below 0; with a `reverse_weight` w the
+    symmetric one, in which a wrong prototype has less effect.
 
         −log p_y + w · RCE,       RCE = −Σ_k p_k log q_k = −log_zero · (1 − p_y)
 
@@ -102,20 +94,15 @@ def prototype_nce(
     labels: Tensor,
     drawn: Tensor | None = None,
 ) -> Tensor:
-    """Scalar: each anchor's prototype s against the others, each with its own temperature; mean
-    over this rank's anchors.
+    """Scalar: the mean over this rank's anchors, each of which is contrasted with its prototype s.
 
         loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
-    It is InfoNCE with t the smallest φ, candidates c_j · t / φ_j, and prototypes as samples, so
-    that the anchor's is in the sum only once.
+    This is InfoNCE with t the smallest φ, candidates c_j · t / φ_j, and prototypes as samples.
 
-    Args:
-        anchors: (A, D) v, of any norm.
-        prototypes: (K, D) c, of any norm, without gradient.
-        concentration: (K,) φ; 0: an empty cluster, which is not in the sum.
-        labels: (A,) prototype of each anchor; below 0: none, the loss is 0.
-        drawn: (M,) prototypes in the sum besides the anchor's; None: all.
+    v (A, D) and c (K, D), without gradient, have any norm. Where φ (K,) is 0, a cluster is empty
+    and not in the sum. Anchors with a label (A,) below 0 have the loss 0. `drawn`: (M,) prototypes
+    in the sum besides the anchor's.
 
     Example:
         >>> z, phi = torch.eye(2), torch.tensor([0.5, 0.5])
@@ -137,9 +124,8 @@ def prototype_nce(
 
 
 def _prototype_row_loss(rows: Rows) -> tuple[Tensor, State]:
-    """InfoNCE, and nothing for an anchor without a prototype."""
     loss = torch.logaddexp(rows.log_pos(), rows.log_sum()) - rows.pull() / rows.t
-    return loss * (rows.ids >= 0), {}
+    return loss * (rows.ids >= 0), {}  # 0 for an anchor without a prototype
 
 
 def proto_nce(
@@ -147,8 +133,8 @@ def proto_nce(
     levels: Sequence[tuple[Tensor, Tensor, Tensor]],
     drawn: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
-    """Scalar: the mean of `prototype_nce` over levels (prototypes, concentration, labels) and over
-    the anchors of all ranks. `drawn`: of each level, the same on all ranks."""
+    """Scalar: the mean of `prototype_nce` over levels (prototypes, concentration, labels) and the
+    anchors of all ranks. `drawn`: the same on all ranks."""
     given = zip(levels, drawn or [None] * len(levels), strict=True)
     loss = torch.stack([prototype_nce(anchors, *level, some) for level, some in given]).mean()
     return mean_over_ranks(loss.expand(len(anchors)))
@@ -156,18 +142,17 @@ def proto_nce(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LocalAggregationLoss(Objective):
-    """The probability that the anchor is one of its close neighbours, among its background
-    neighbours.
+    """The probability that the anchor is one of its close neighbours, among its background.
 
         loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) )
                         / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
 
-    C_i are the kin that the detector finds, B_i the candidates that it does not ignore. It is
-    enough if some of the kin are near, while `NTXentLoss` attracts each. With other actions than
-    "attract", and without a detector, it is `NTXentLoss`.
+    C_i are the kin, B_i the candidates that the detector does not ignore. It is enough if some of
+    the kin are near, while `NTXentLoss` attracts each. Without a detector, or with another action
+    than "attract", it is `NTXentLoss`.
 
     Args:
-        temperature, detector, action, …: see `Settings`.
+        temperature, detector, …: see `Settings`.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -202,13 +187,12 @@ class RelativeContrastLoss(Objective):
 
         loss_i = mean_{keys k} ( log( exp(s_ik / t) + Σ_j w_ij exp(s_ij / t) ) − y_ik · s_ik / t )
 
-    The keys are the positives of `Pairs`, and y_ik their degrees: 1 if the labels of anchor and key
-    are equal under the criterion, 0 if not, the share of criteria that agree (P_c of equation 9)
-    where there are several. w_ij: see `NTXentLoss`. With "attract" kin are further keys with y = 1,
-    which are in the sum already. With one key that is positive, it is `NTXentLoss`.
+    The keys are the positives of `Pairs`, and y_ik their degrees: whether the criterion calls the
+    key positive, or the share of several criteria (P_c of equation 9). w_ij: see `NTXentLoss`. With
+    "attract" kin are further keys with y = 1. With one positive key, it is `NTXentLoss`.
 
     Args:
-        temperature, detector, action, …: see `Settings`.
+        temperature, detector, …: see `Settings`.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The siamese metric loss: Mo et al., Siamese Prototypical Contrastive Learning, equation 3.
+"""The siamese metric loss: Mo et al. (SPCL), 2022, equation 3.
 
 Dimension key: B samples, V views, A features (A = B·V, sample-major), F size of a feature, M pairs
 of features.
@@ -18,8 +18,8 @@ from kinfolk.stores.per_sample import to_device
 
 
 class SiameseMetric(nn.Module):
-    """The metric loss with its head g_m, (M, F) → (M, 1), which classifies |h − ĥ|: whether two
-    features have the same prototype.
+    """The metric loss with its head g_m, (M, F) → (M, 1), which tells by |h − ĥ| whether two
+    features have one prototype.
 
         mean over h^p of ( CE(g_m(|h^p − ĥ^p|), 1) + CE(g_m(|h^p − ĥ^q|), 0) ) / 2
     """
@@ -30,7 +30,7 @@ class SiameseMetric(nn.Module):
 
     def forward(self, features: Tensor, prototypes: Tensor, generator: torch.Generator) -> Tensor:
         """Scalar loss of this rank's (A, F) features, sample-major, and the prototypes (B,) of the
-        samples of **all** ranks. The generator must have the same state on all ranks."""
+        samples of **all** ranks. The generator must be in the same state on all ranks."""
         rows = len(features)
         if distributed.world_size() > 1:
             rows = sum(distributed.batch_sizes(rows, features.device))
@@ -40,8 +40,8 @@ class SiameseMetric(nn.Module):
 
 @dataclass(frozen=True)
 class Partners:
-    """(A,) for each feature: whether it is an anchor h^p, the number of a feature with the same
-    prototype, and of one with another; −1: there is none."""
+    """(A,) whether a feature is an anchor h^p, and the numbers of a feature with the same prototype
+    and of one with another; −1: there is none."""
 
     anchors_A: Tensor
     same_A: Tensor
@@ -51,10 +51,9 @@ class Partners:
 def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator) -> Partners:
     """Draws the pairs of equation 3 in a batch with the (B,) `prototypes`. `generator`: on the CPU.
 
-    The anchor prototype p is the most frequent one; if it has less than half of the batch, the next
-    ones are anchor prototypes too, until they have half. The partner ĥ^p is a view of another
-    sample of the anchor's prototype, or the next view of the only one. The partner ĥ^q is any view
-    of a sample of another prototype.
+    The most frequent prototypes that have half of the batch are anchor prototypes p. The partner
+    ĥ^p is a view of another sample of the anchor's prototype, or the next view of the only one; ĥ^q
+    is any view of a sample of another prototype.
 
     Example:
         >>> found = draw_partners(torch.tensor([5, 2, 5, 7]), 1, torch.Generator().manual_seed(0))
@@ -97,8 +96,8 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
 def siamese_metric(
     features: Tensor, partners: Partners, head: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Scalar: the mean over all pairs of all ranks of the loss above. `features`: (A, F) of this
-    rank, sample-major; `partners`: of all ranks in rank order."""
+    """Scalar: the mean over all pairs of all ranks. `features`: (A, F) of this rank, sample-major;
+    `partners`: of all ranks in rank order."""
     with torch.autocast(features.device.type, enabled=False):
         features = features if features.dtype == torch.float64 else features.float()
         everything, start, several = features, 0, distributed.world_size() > 1
@@ -118,7 +117,7 @@ def siamese_metric(
 
 
 def _feature(drawn_A: Tensor, order_B: Tensor, num_views: int) -> Tensor:
-    """Number of the feature that is the `drawn_A`-th when samples are in the order `order_B`."""
+    """The number of the `drawn_A`-th feature when samples are in the order `order_B`."""
     # beyond the end only where the draw is not used
     place_A = (drawn_A // num_views).clamp(max=len(order_B) - 1)
     return order_B[place_A] * num_views + drawn_A % num_views

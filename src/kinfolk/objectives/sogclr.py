@@ -1,5 +1,4 @@
-"""SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022;
-as in GloFND, equations 3 and 5. And what the global contrastive losses share.
+"""SogCLR: Yuan et al., ICML 2022; as in GloFND, equations 3 and 5.
 
 Dimension key: R rows of a block, b samples of a block, N data set.
 """
@@ -25,16 +24,14 @@ from kinfolk.stores.per_sample import PerSample
 class AveragedLoss(Objective, ABC):
     """Abstract. A loss that keeps a moving average u of each sample's mean over negatives.
 
-        u_i ← (1 − γ) u_i + γ ĝ_i,  u_i = ĝ_i on the first visit
-
-    It is stored as a logarithm, so that no temperature overflows. The mean of the new values of a
-    sample's views is stored. A sample without negatives is left as it is.
+    The logarithm of its mean over a sample's views is stored, so that no temperature overflows. A
+    sample without negatives is left as it is.
 
     Args:
         num_samples: N; ids are in [0, N).
         gamma: γ in (0, 1], the weight of the new value.
-        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine, by `set_progress`.
-        temperature, detector, action, …: see `Settings`.
+        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine.
+        temperature, detector, …: see `Settings`.
     """
 
     num_samples: int
@@ -68,7 +65,7 @@ class AveragedLoss(Objective, ABC):
 
     @property
     def u(self) -> Tensor:
-        """(N,) the moving averages; 0 for samples that were not visited."""
+        """(N,) the moving averages; 0 before the first visit."""
         log_u: Tensor = self.store.log_u
         return log_u.exp()
 
@@ -83,7 +80,6 @@ class AveragedLoss(Objective, ABC):
         return new_bV.flatten().masked_fill(bare, 0.0), log_mean(new_bV)
 
     def state_of(self, proposed: State) -> State:
-        """The mean of the u of all levels."""
         return {"log_u": log_mean(proposed["log_u"])}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
@@ -98,7 +94,7 @@ class AveragedLoss(Objective, ABC):
 
 
 def log_mean(logs: Tensor) -> Tensor:
-    """The logarithm of the mean over the columns, of numbers given by their logarithms."""
+    """The logarithm of the mean over the columns, given logarithms."""
     return logs.logsumexp(1) - math.log(logs.shape[1])
 
 
@@ -111,12 +107,12 @@ class SogCLRLoss(AveragedLoss):
         value    mean_i( −s_i,pos + t·log u_i )
         gradient mean_i( −∇s_i,pos + (t / u_i) ∇ĝ_i )
 
-    With "attract", kin are positives too and leave ĝ. State: u. With γ = 1 the gradient is that of
-    −s_pos + t·log ĝ of the batch.
+    With "attract", kin are positives and leave ĝ. With γ = 1 the gradient is that of −s_pos + t·log
+    ĝ of the batch. State: u.
 
     Args:
         num_samples, gamma, decay_epochs: see `AveragedLoss`.
-        temperature, detector, action, …: see `Settings`.
+        temperature, detector, …: see `Settings`.
 
     Example:
         >>> import torch, kinfolk as kf

@@ -1,4 +1,4 @@
-"""The memory bank of instance discrimination, and the draw of a step's negatives.
+"""A memory bank, and the draw of a step's negatives.
 
 Dimension key: N data set, D embedding, K drawn, b rows of a write, of all ranks together.
 """
@@ -28,7 +28,7 @@ from kinfolk.stores.per_sample import (
 
 
 class Draw(StepRandom):
-    """`number` of N samples (None: all), without replacement, others in each step."""
+    """K of N samples (None: all), without replacement, others in each step."""
 
     def __init__(self, num_samples: int, number: int | None) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Draw(StepRandom):
         return self.number is None or self.number >= self.num_samples
 
     def ids(self, device: torch.device | None = None) -> Tensor:
-        """(K,) the samples of this step; reads only."""
+        """(K,) the samples of this step."""
         if self.everything:
             return torch.arange(self.num_samples, device=device)
         assert self.number is not None
@@ -49,13 +49,13 @@ class Draw(StepRandom):
 
 
 def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:
-    """(number,) distinct numbers in [0, num_samples), every choice equally likely, at a cost that
-    depends on `number`."""
+    """(number,) distinct numbers in [0, num_samples), uniformly, at a cost that depends on
+    `number`."""
     if 2 * number > num_samples:  # a permutation is cheaper
         return torch.randperm(num_samples, generator=generator)[:number]
     drawn = torch.empty(0, dtype=torch.int64)
-    # a second round is rare: this many mostly contain enough distinct ones
     while len(drawn) < number:
+        # mostly enough for `number` distinct ones
         expected = -num_samples * math.log1p(-number / num_samples)
         more = torch.randint(
             num_samples, (math.ceil(expected + 4 * math.sqrt(expected)) + 4,), generator=generator
@@ -65,7 +65,7 @@ def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tenso
 
 
 def _without_repetitions(drawn: Tensor) -> Tensor:
-    """The numbers in the order in which they came, each once."""
+    """The numbers in the order in which they came."""
     in_order, place = drawn.sort(stable=True)
     first = torch.ones_like(drawn, dtype=torch.bool)
     first[1:] = in_order[1:] != in_order[:-1]
@@ -78,7 +78,7 @@ class Bank(Exact):
         v_i ← normalised( m · v_i + (1 − m) · f_i )
 
     Before its sample is seen, an entry is a random unit vector, the same on every rank; two banks
-    that are compared with each other need two seeds.
+    need two seeds.
 
     Args:
         num_samples, dim: N and D; ids are in [0, N).
@@ -117,14 +117,14 @@ class Bank(Exact):
         return bool(self.seen.all())
 
     def read(self, ids: Tensor) -> Tensor:
-        """(b, D) a copy of the entries of `ids` (b,)."""
+        """(b, D) a copy of some entries."""
         check_ids(ids, self.num_samples)
         return self.features[ids]
 
     @torch.no_grad()
     def write(self, ids: Tensor, z: Tensor, is_finite: Tensor | None = None) -> None:
-        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several
-        rows of one id count as their mean."""
+        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; of several
+        rows of one id the mean counts."""
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")

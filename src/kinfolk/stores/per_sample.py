@@ -1,5 +1,5 @@
-"""State per sample, and what all stores share: one rule for ids that occur twice, strict loading,
-no casts to 16 bits. A step whose loss is not finite changes nothing; the host waits for nothing.
+"""State per sample, and what all stores share. A step whose loss is not finite changes nothing; the
+host waits for nothing.
 
 Dimension key: N data set, D embedding, F fields, b rows of a write, V views.
 """
@@ -21,7 +21,7 @@ COARSE = (torch.bfloat16, torch.float16)
 
 
 class OnHost(nn.Module):
-    """A module some of whose buffers stay on the CPU, because the host reads them in every step."""
+    """A module with buffers that stay on the CPU, because the host reads them in every step."""
 
     on_host: ClassVar[tuple[str, ...]] = ()
 
@@ -39,7 +39,7 @@ class Exact(OnHost, ABC):
     advice = "use the same data set and settings"
 
     def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
-        """The leading dimensions of some buffers, by the names of the arguments that set them."""
+        """Leading dimensions of buffers, by the names of the arguments that set them."""
         return {}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -60,7 +60,7 @@ class Exact(OnHost, ABC):
 
 class StepRandom(OnHost, ABC):
     """Abstract. Random numbers by a seed and the number of the step, the same after a resume and on
-    all ranks. State: `seed`, drawn at construction, and `count`."""
+    all ranks."""
 
     on_host = ("count", "seed")
     count: Tensor
@@ -72,7 +72,6 @@ class StepRandom(OnHost, ABC):
         self.register_buffer("seed", torch.randint(1 << 62, ()))
 
     def generator(self) -> torch.Generator:
-        """A fresh generator of the current step."""
         return step_generator(int(self.seed), int(self.count))
 
     def advance(self, is_finite: Tensor | None = None) -> None:
@@ -98,7 +97,7 @@ def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too sm
 
 def refuse_recomputation(name: str) -> None:
     """Refuses to write state in a backward pass, where gradient checkpointing repeats a forward
-    pass: what that read has changed since."""
+    pass that would read other state."""
     if torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
             f"{name} is called again in a backward pass, as by torch.utils.checkpoint, but its"
@@ -110,8 +109,8 @@ def refuse_recomputation(name: str) -> None:
 def size_differs(
     key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int
 ) -> bool:
-    """Whether a tensor to be loaded has other leading dimensions than `sizes` (argument = size); a
-    sentence about it is then added to `error_msgs`."""
+    """Whether a tensor to be loaded has other leading dimensions than `sizes` (argument = size);
+    `error_msgs` then says so."""
     if saved is None or saved.shape[: len(sizes)] == tuple(sizes.values()):
         return False
     got = " × ".join(map(str, saved.shape[: len(sizes)] or (1,)))
@@ -139,29 +138,9 @@ def unless_broken(is_finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on `device` of a tensor on the host, without a wait."""
-    # a copy from memory that is not pinned may wait
-    pins = device.type == "cuda" and torch.cuda.is_available()
+    """A copy of a tensor on the host, without a wait."""
+    pins = device.type == "cuda" and torch.cuda.is_available()  # other copies may wait
     return (tensor.pin_memory() if pins else tensor).to(device, non_blocking=True)
-
-
-class Arriving:
-    """Copies of tensors on their way to the host. `read` waits for them alone."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        device = tensors[0].device
-        there = device.type == "cuda"  # other accelerators have no such copy
-        self._tensors = [x.to("cpu", non_blocking=there) for x in tensors]  # in pinned memory
-        self._event = (
-            torch.cuda.current_stream(device).record_event()
-            if there and torch.cuda.is_available()
-            else None
-        )
-
-    def read(self) -> list[Tensor]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
 
 
 def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
@@ -176,8 +155,8 @@ def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
 
 
 class PerSample(Exact):
-    """One number per sample and field (name = initial value). All fields are columns of one tensor;
-    each is also an attribute, a view of its column, and an entry of `state_dict()`.
+    """One number per sample and field (name = initial value), in one tensor of which each field is
+    a column. Fields are attributes (views) and entries of `state_dict()`.
 
     Example:
         >>> store = PerSample(3, threshold=1.0)
@@ -204,7 +183,7 @@ class PerSample(Exact):
     def write(
         self, ids: Tensor, values: Mapping[str, Tensor], is_finite: Tensor | None = None
     ) -> None:
-        """Sets some fields of the samples `ids`; see `write_rows`."""
+        """See `write_rows`."""
         check_ids(ids, self.num_samples)
         rows_bF = self.rows[ids]
         for name, value_b in values.items():
@@ -223,9 +202,7 @@ class PerSample(Exact):
         values_bF = torch.where(valid_bF, values_bF.to(self.rows.dtype), self.rows[ids])
         self.rows[ids] = means_by_id(ids, values_bF)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Views of the columns: a second copy of the state might not fit."""
         destination.update((prefix + name, getattr(self, name)) for name in self.fields)
 
@@ -255,7 +232,7 @@ class PerSample(Exact):
 
 class Collected(Exact):
     """The mean over views of each sample's embedding as it was last computed. State: `features` (N,
-    D), zero for a sample that was not seen; `seen` (N,).
+    D), 0 before a sample is seen; `seen` (N,).
 
     Example:
         >>> store = Collected(3)

@@ -1,4 +1,4 @@
-"""The queue of MoCo: features in the order they came, each with the id of its sample.
+"""The queue of MoCo.
 
 Dimension key: Q places of the queue, D embedding, b rows of a push, of all ranks together.
 """
@@ -16,8 +16,8 @@ from kinfolk.stores.per_sample import Exact, is_broken, refuse_recomputation, un
 
 
 class Queue(Exact):
-    """First in, first out: the last Q features that were pushed, those of all ranks in the order of
-    ranks. A queue that is not full yet is shorter.
+    """The last Q features that were pushed, those of all ranks in the order of ranks; fewer while
+    it is not full.
 
     Args:
         size, dim: Q and D.
@@ -53,12 +53,11 @@ class Queue(Exact):
         return int(self.filled)
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        """(F, D) features and (F,) ids of the F filled places; not copies."""
+        """(F, D) features and (F,) ids of the F filled places; views."""
         return self.features[: len(self)], self.ids[: len(self)]
 
     def candidates(self, features: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The entries; of an empty queue, the (b, D) rows and ids (b,) of all ranks that are about
-        to enter it."""
+        """The entries; of an empty queue, the rows of all ranks that are about to enter it."""
         if len(self):
             return self.entries()
         features, ids = distributed.gather_all(features, ids)
@@ -67,8 +66,8 @@ class Queue(Exact):
     @torch.no_grad()
     def push(self, features: Tensor, ids: Tensor, is_finite: Tensor | None = None) -> None:
         """Appends (b, D) rows with their ids (b,), those of all ranks; of more than Q rows the last
-        Q remain. `is_finite`: whether the loss is; on an accelerator the places of a broken step
-        stay as they were, and count as filled."""
+        Q remain. On an accelerator the places of a broken step stay as they were, and count as
+        filled."""
         if features.ndim != 2 or features.shape[1] != self.dim or ids.shape != features.shape[:1]:
             raise ValueError(
                 f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have"
