@@ -64,8 +64,8 @@ def read_input(
     workers: int | None = None,
     progress: bool = True,
 ) -> AuditInput:
-    """`given`: features, a run folder, or images, also in a file with `encoder` or `as_images`. The
-    other arguments are the options of `kinfolk audit`."""
+    """`given`: features, a run folder, or images. A file holds images if there is an `encoder` or
+    with `as_images`. The other arguments are the options of `kinfolk audit`."""
     path, data = Path(given), str(given)
     is_run = (path / "config.yaml").is_file() and not as_images and encoder is None
     is_file = path.suffix.lower() in SUFFIXES and encoder is None and not as_images

@@ -65,7 +65,7 @@ Matrix = NDArray[np.float64]
 class LabelCheck:
     """`found`: rows of sample, label, suggested label and the probability that this one is right,
     the clearest first. `accuracy`: share of the labels that the features predict without having
-    seen them. Estimates: `noise` is the share of random labels, ε, and `recall` the share of random
+    seen them. `noise` and `recall` are estimates: the share of random labels, ε, and of random
     errors that would be listed."""
 
     found: NDArray[Any]

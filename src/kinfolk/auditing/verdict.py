@@ -67,8 +67,6 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`commands` are given with what each is for."""
-
     amount: str
     alpha: str
     precision: str

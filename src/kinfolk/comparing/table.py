@@ -140,7 +140,7 @@ def _differences(rows: Rows) -> list[str]:
 
 
 def counterpart(name: str, method: str, rows: Container[str]) -> str | None:
-    """The row of `method` with the same setting in brackets as `name`, or else without one."""
+    """The row of `method` with the setting in brackets of `name`, or else without one."""
     setting = name.partition(" ")[2]
     return next((row for row in (f"{method} {setting}".strip(), method) if row in rows), None)
 

@@ -39,8 +39,8 @@ class Rates(NamedTuple):
 
 @dataclass
 class DetectionQuality:
-    """Counts of flagged pairs compared with the labels, and sums over the anchors of their rates at
-    the first level."""
+    """Counts of flagged pairs compared with the labels, and sums of the anchors' rates at the first
+    level."""
 
     stats: Stats = field(default_factory=Stats.empty)
     rate_sums: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
@@ -70,8 +70,7 @@ class DetectionQuality:
 
 
 class DetectionResult(NamedTuple):
-    """Quality of `find` and of flagging everything above the exact quantile, and these (B,)
-    quantiles."""
+    """For `find`, and for flagging everything above the exact quantiles, which are (B,)."""
 
     rule: DetectionQuality | None
     exact: DetectionQuality

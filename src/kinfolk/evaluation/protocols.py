@@ -193,8 +193,8 @@ def _shares(
     seed: int,
     draws: int = 1,
 ) -> Iterator[tuple[dict[str, Any], list[NDArray[np.bool_]]]]:
-    """Each share of the labels, as it is described in the result, with masks of the training
-    samples, one per draw."""
+    """Each share of the labels, as the result describes it, with a mask of the training samples per
+    draw."""
     for fraction in sorted(set(fractions), reverse=True):
         seeds = range(seed, seed + (1 if fraction == 1 else draws))
         subset = gradient_training.label_subset

@@ -39,8 +39,8 @@ def write_page(
     sheet: str | None = None,
     **words: Any,
 ) -> None:
-    """Templates and scripts are named by their path in this package. `template` extends
-    `report/shell.html`; `scripts` run in this order after `shell.js`, and read `data` by name;
+    """Templates and scripts are named by their path in this package; `template` extends
+    `report/shell.html`, and `scripts` run in this order after `shell.js`. They read `data` by name.
     `sections` are ids and names for the bar at the top; `sheet` is the data URI of the sprite
     sheet."""
     from markupsafe import Markup
