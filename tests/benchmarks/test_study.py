@@ -157,6 +157,7 @@ def test_the_ablations_of_the_glofnd_paper_are_there() -> None:
     }
     assert named["glofnd-figure4"]["sogclr+glofnd (single threshold)"]["detector"] == {
         "shared": True,
+        "rule": "adam",
         "alpha": 0.1,
     }
     assert {"sogclr", "sogclr+fnc", "sogclr+glofnd"} <= named["glofnd-figure4"].keys()

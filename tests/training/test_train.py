@@ -185,7 +185,7 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
         ({"method": "simclrr"}, "simclr"),
         (
             {"method": "glofnd"},
-            r"glofnd is a detector; write it after a framework, as in simclr\+glofnd",
+            r"glofnd is a detector; write it as in simclr\+glofnd",
         ),
         ({"method": "simclr+glofn"}, "glofnd"),
         (
