@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import FNC, GloFND, Known, Oracle, Ring, StartAt
+from kinfolk.detectors import FNC, GloFND, Guide, Known, Oracle, Ring, StartAt, Union
 from kinfolk.objectives import (
     BimodalSogCLRLoss,
     CLIPLoss,
@@ -44,6 +44,15 @@ LOSSES: dict[str, Callable[[bool], Any]] = {
         detector=Scripted(same_class(3), same_class(4)),
         action="reweight",
         min_negatives=3,
+        compile=c,
+    ),
+    "united": lambda c: NTXentLoss(
+        detector=Union(
+            StartAt(GloFND(num_samples=N, alpha=0.1), epoch=0),
+            Guide(torch.eye(N)[:, :5] + 0.1, alpha=0.2, degrees=True),
+            Ring(lower=0.3, upper=0.8),
+        ),
+        action="attract",
         compile=c,
     ),
     "annealed": lambda c: NTXentLoss(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk import distributed
-from kinfolk.detectors import FNC, Detector, GloFND, Oracle
+from kinfolk.detectors import FNC, Detector, GloFND, Oracle, Union
 from kinfolk.objectives import NTXentLoss, Objective, SogCLRLoss
 from kinfolk.pairs import two_views
 from tests.ranks import end_rank, spawn
@@ -33,6 +33,9 @@ def objective(name: str) -> Objective:
         "oracle": Oracle(LABELS),
         "glofnd": GloFND(num_samples=NUM_SAMPLES, alpha=0.2, init="quantile"),
         "shared": GloFND(num_samples=NUM_SAMPLES, alpha=0.2, rule="adam", lr=0.3, shared=True),
+        "union": Union(
+            GloFND(num_samples=NUM_SAMPLES, alpha=0.2, init="quantile"), Oracle(LABELS % 2)
+        ),
     }
     detector, action = (
         detectors[name.partition("/")[2]],
@@ -140,7 +143,7 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
 NAMES = [
     f"{base}/{detector}"
     for base in ("ntxent", "sogclr")
-    for detector in ("plain", "groups", "fnc", "all", "oracle", "glofnd", "shared")
+    for detector in ("plain", "groups", "fnc", "all", "oracle", "glofnd", "shared", "union")
 ]
 LOCAL = ["ntxent/local", "sogclr/local"]
 
