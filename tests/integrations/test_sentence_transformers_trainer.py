@@ -124,6 +124,26 @@ def test_gradients_are_accumulated(tmp_path: Path) -> None:
     assert started.state.log_history[0]["loss"] == pytest.approx(mean, rel=1e-5)
 
 
+def test_it_trains_within_another_loss(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformerTrainer, losses
+
+    from kinfolk.integrations.sentence_transformers import KinfolkCallback
+
+    dataset, model, loss = made()
+    size = len(model.encode("a"))
+    started = SentenceTransformerTrainer(
+        model=model,
+        args=arguments(tmp_path, max_steps=2),
+        train_dataset=dataset,
+        loss=losses.MatryoshkaLoss(model, loss, [size, size // 2]),
+        callbacks=[KinfolkCallback(loss)],
+    )
+    before = weights(model).clone()
+    started.train()
+    assert started.state.log_history[0]["loss"] > 0
+    assert not torch.equal(weights(model), before)
+
+
 def trained(folder: str, detector: str, size: int, parts: tuple[Any, Any, Any]) -> dict[str, Any]:
     """Weights, state and logs of a training that evaluates between its steps."""
     dataset, model, loss = parts

@@ -297,6 +297,12 @@ class Logged(dict[str, Tensor]):
     def values(self) -> list[Tensor]:  # type: ignore[override]
         return [self.loss]
 
+    def __mul__(self, weight: float) -> Tensor:
+        """For losses around this one, such as `MatryoshkaLoss`, which then log no metrics."""
+        return self.loss * weight
+
+    __rmul__ = __mul__
+
 
 def _text_keys(features: Features) -> Tensor:
     """(B,) a stable number for each text, wherever the padding is."""
