@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kinfolk as kf
@@ -247,6 +248,18 @@ def test_an_explicit_negative_that_is_an_anchor_is_no_negative_of_its_row() -> N
     given = {"q": ["a", "b", "c"], "p": ["1", "2", "3"], "n": ["b", "3", "a"]}
     labels = add_ids(Dataset.from_dict(given))["label"][:]
     assert labels == [[0, 0, 3, 1], [1, 1, 2, 2], [2, 2, 4, 0]]
+
+
+def test_explicit_negatives_alone() -> None:
+    from kinfolk.integrations.sentence_transformers import KinfolkLoss
+
+    model, objective = small_model().eval(), kf.CLIPLoss(temperature=0.1, learnable=False)
+    columns = features(model, pairs(1), range(6))[0]
+    loss = KinfolkLoss(model, objective, own_negatives_only=True, in_batch_negatives=False)
+    q, d, n = (model(dict(column))["sentence_embedding"] for column in columns)
+    scores = torch.stack([F.cosine_similarity(q, each) for each in (d, n)], 1) / 0.1
+    expected = F.cross_entropy(scores, torch.zeros(6, dtype=torch.int64))
+    torch.testing.assert_close(loss(columns), expected)
 
 
 @pytest.mark.parametrize(

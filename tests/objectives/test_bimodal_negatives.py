@@ -66,6 +66,23 @@ def test_negatives_of_their_own_anchor_only() -> None:
 
 
 @pytest.mark.parametrize("own_only", [False, True])
+def test_explicit_negatives_alone(own_only: bool) -> None:
+    given = batch()
+    loss_fn = kf.CLIPLoss(temperature=0.3, learnable=False)
+    q, d, n = (F.normalize(z, dim=-1) for z in given)
+    logits = torch.cat((torch.diag(q @ d.T)[:, None], q @ n.flatten(0, 1).T), 1) / 0.3
+    if own_only:
+        others = ~torch.eye(B, dtype=torch.bool).repeat_interleave(K, 1)
+        logits = logits.masked_fill(F.pad(others, (1, 0)), -torch.inf)
+    expected = F.cross_entropy(logits, torch.zeros(B, dtype=torch.int64))
+    found = loss_fn(*given[:2], negatives=given[2], own_only=own_only, in_batch=False)
+    require_equal(found, expected, *given)
+    assert int(loss_fn.stats.negatives) == B * K * (1 if own_only else B)
+    with pytest.raises(ValueError, match="`in_batch`"):
+        loss_fn(*given[:2], in_batch=False)
+
+
+@pytest.mark.parametrize("own_only", [False, True])
 def test_a_sigmoid_loss_has_them_as_further_pairs(own_only: bool) -> None:
     one, other, negatives = batch()
     loss_fn = kf.SigLIPLoss(temperature=0.5, bias=-1.0).double()

@@ -140,6 +140,7 @@ class KinfolkLoss(nn.Module):
         loss: `kf.CLIPLoss`, `kf.SigLIPLoss`, `kf.BimodalSogCLRLoss` or `kf.FastCLIPLoss`.
         both_directions: whether positives are also contrasted with anchors.
         own_negatives_only: an explicit negative counts for the anchor of its row only.
+        in_batch_negatives: False: only explicit negatives, for anchors alone.
         mini_batch_size: texts encoded at a time, and again for the gradient (GradCache, Gao et al.,
             RepL4NLP 2021): less memory, a third more time. None: all.
         known_positives: whether rows of one group, and equal texts, are no negatives.
@@ -155,6 +156,7 @@ class KinfolkLoss(nn.Module):
         *,
         both_directions: bool = True,
         own_negatives_only: bool = False,
+        in_batch_negatives: bool = True,
         mini_batch_size: int | None = None,
         known_positives: bool = True,
     ) -> None:
@@ -164,7 +166,8 @@ class KinfolkLoss(nn.Module):
         fits = mini_batch_size is None or mini_batch_size >= 1
         require(fits, "mini_batch_size", mini_batch_size, "at least 1")
         self.model, self.loss = model, loss
-        self.both_directions, self.own_negatives_only = both_directions, own_negatives_only
+        self.both_directions = both_directions and in_batch_negatives
+        self.negatives = {"own_only": own_negatives_only, "in_batch": in_batch_negatives}
         self.mini_batch_size, self.known_positives = mini_batch_size, known_positives
         self.in_trainer: bool | None = None  # None: there is no callback so far
 
@@ -182,7 +185,8 @@ class KinfolkLoss(nn.Module):
             self._embed(column, not number) for number, column in enumerate(columns)
         )
         if negatives:
-            given |= {"negatives": torch.stack(negatives, 1), "own_only": self.own_negatives_only}
+            given |= {"negatives": torch.stack(negatives, 1)}
+        given |= self.negatives
         loss: Tensor
         if self.both_directions or isinstance(loss_fn, SigLIPLoss):
             loss = loss_fn(anchors, positives, **given)

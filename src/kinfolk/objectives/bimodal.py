@@ -78,6 +78,7 @@ class Negatives(TypedDict, total=False):
     negative_ids: Tensor | None  # (B, K), if anything is looked up per sample
     negative_group_ids: Tensor | None  # (B, K), as `group_ids`
     own_only: bool  # a negative counts for the anchor of its row, not for all
+    in_batch: bool  # False: explicit negatives alone; the other direction has none and is left out
 
 
 class TwoTowers(Settings, ABC):
@@ -129,6 +130,8 @@ class TwoTowers(Settings, ABC):
         first = one_way(image, text)
         if explicit.get("negatives") is not None:
             first = with_negatives(first, objective, group_ids is not None, **explicit)
+        elif not explicit.get("in_batch", True):
+            raise ValueError("`in_batch` (=False) needs `negatives`")
         return first, one_way(text, image)
 
 
@@ -174,9 +177,12 @@ def with_negatives(
     found: dict[str, Any] = {
         name: torch.cat((getattr(pairs, name), each.flatten(0, 1))) for name, each in added.items()
     }
-    if explicit.get("own_only"):
-        owners_BK = pairs.ids.unsqueeze(1).expand_as(ids_BK)
-        found["candidate_owners"] = torch.cat((torch.full_like(pairs.ids, -1), owners_BK.flatten()))
+    own_only, in_batch = explicit.get("own_only", False), explicit.get("in_batch", True)
+    if own_only or not in_batch:
+        all_B, all_BK = torch.full_like(pairs.ids, -1), torch.full_like(ids_BK, -1)
+        owners_BK = pairs.ids.unsqueeze(1).expand_as(ids_BK) if own_only else all_BK
+        owners_B = all_B if in_batch else pairs.ids
+        found["candidate_owners"] = torch.cat((owners_B, owners_BK.flatten()))
     return replace(pairs, **found)
 
 
@@ -244,7 +250,10 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
         """
         pairs = self.pairs_of(image_features, text_features, ids, group_ids, self.image, **explicit)
         temperature = None if self.learned is None else self.learned()
-        return (self.image.on(pairs[0], temperature) + self.text.on(pairs[1], temperature)) / 2
+        loss = self.image.on(pairs[0], temperature)
+        if not explicit.get("in_batch", True):
+            return loss
+        return (loss + self.text.on(pairs[1], temperature)) / 2
 
     @property
     def objectives(self) -> tuple[Direction, Direction]:
