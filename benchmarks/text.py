@@ -1,16 +1,19 @@
 """The contest on sentences: losses of sentence-transformers and ours, with detectors, on intents of
 questions.
 
-    python benchmarks/text.py run --data-root DATA --model FOLDER       # all runs that have no record yet; may be started twice
-    python benchmarks/text.py table                                     # the records as tables, also of a part of them
-    python benchmarks/text.py time --data-root DATA --model FOLDER      # durations, on a machine without other work
+    # all runs that have no record yet; may be started twice
+    python benchmarks/text.py run --data-root DATA --model FOLDER
+    # the records as tables, also of a part of them
+    python benchmarks/text.py table
+    # durations, on a machine without other work
+    python benchmarks/text.py time --data-root DATA --model FOLDER
 
 `study_figures.py` writes the tables into docs/results.md, and the rows into its figure of gains.
 
 The protocol is `text.yaml`. One JSON record per run in `results/text/`.
 
 Dimension key: Q queries, N samples, D embedding.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ import json
 import os
 import statistics
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -506,7 +510,7 @@ def tables(study: Mapping[str, Any], results: Path) -> dict[str, str]:
     found = {data: read_records(study, results, data) for data in study["data"]}
     times = read_times(results)
     return {
-        data: f"{_table(study, rows, times)}\n\n{_summary(study, rows)}"
+        data: f"{_table(study, rows, times)}\n\n{textwrap.fill(_summary(study, rows), 100)}"
         for data, rows in found.items()
         if rows
     }
