@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import importlib
 import io
 import re
 import signal
@@ -16,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar, TypeVar
 
 Value = TypeVar("Value")
@@ -129,6 +131,19 @@ def install_hint(packages: str, extra: str | None = None) -> str:
     return f"install it with `pip install {packages}`{clone}"
 
 
+def import_optional(
+    module: str, package: str, extra: str | None = None, what: str = "this model"
+) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        if getattr(error, "name", None) != module.partition(".")[0]:
+            raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
+        raise UsageError(
+            f"{what} needs the package {package}; {install_hint(package, extra)}"
+        ) from None
+
+
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
     """The hint for an unknown name, or "" if no name is near."""
     close = difflib.get_close_matches(name, dict.fromkeys(names), n=limit, cutoff=0.5)
@@ -146,7 +161,7 @@ class KinfolkWarning(UserWarning):
     """Something that works but is probably a mistake."""
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
     """The warning names the line that called this library."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("kinfolk."):
@@ -154,20 +169,11 @@ def _warn(message: str) -> None:
     warnings.warn(message, KinfolkWarning, stacklevel=level)
 
 
-def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
-    if queue_size >= num_samples:
-        _warn(
-            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples}"
-            " samples), so the queue contains several keys of one sample, each a separate negative;"
-            " choose a smaller queue"
-        )
-
-
 def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> bool:
     """Returns whether it warned. One epoch is a trial."""
     too_long = warmup_epochs >= num_epochs > 1
     if too_long:
-        _warn(
+        warn(
             f"`warmup_epochs` (={warmup_epochs}) is as long as the training (={num_epochs} epochs):"
             f" there will be no {what}; choose a shorter warm-up"
         )
@@ -176,22 +182,9 @@ def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> b
 
 def warn_if_most_are_flagged(alpha: float | None) -> None:
     if alpha is not None and alpha > 0.5:
-        _warn(
+        warn(
             f"`alpha` (={alpha:g}) flags most of the negatives; it is the share of negatives that"
             " are false, about 1 / number of classes, so values are small, such as 0.01 to 0.1"
-        )
-
-
-def warn_if_silent(method: str, reason: str | None) -> None:
-    if reason is not None:
-        _warn(f"the detector of {method} will flag nothing in this training: {reason}")
-
-
-def warn_about_dropped_settings(recipe: str, method: str, dropped: Sequence[str]) -> None:
-    if dropped:
-        settings = ", ".join(f"`{name}`" for name in dropped)
-        _warn(
-            f"the recipe is for {recipe}; for {method} these settings of it are dropped: {settings}"
         )
 
 

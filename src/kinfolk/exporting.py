@@ -100,11 +100,6 @@ def export(
         format: "safetensors", "torchvision", "timm" or "onnx".
         out: the file to write, for timm the folder; by default in `RUN/export/`.
     """
-    if format == "open_clip":
-        raise UsageError(
-            "there is no export for open_clip: its towers have other layers. Train in open_clip's"
-            " own loop with kinfolk.integrations.open_clip; the result is an open_clip model"
-        )
     require_choice("format", format, list(FORMATS))
     default, write = FORMATS[format]
     path = Path(run)

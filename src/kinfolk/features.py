@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, UsageError, similar_path
-from kinfolk.files import check_safetensors, first_line
+from kinfolk.files import check_safetensors, explain_read_errors
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
@@ -99,20 +99,8 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
     if path.is_dir() or suffix not in SUFFIXES:
         why = " (this folder has no config.yaml)" if path.is_dir() else ""
         raise UsageError(f"`{path}` must be a run folder{why} or a file that ends in {kinds}")
-    try:
+    with explain_read_errors(f"`{path}`"):
         return _READERS[suffix](path, key)
-    except KinfolkError:
-        raise
-    except Exception as error:  # readers raise nearly anything on a broken file
-        if any(word in str(error).lower() for word in ("pickle", "object", "weights_only")):
-            raise KinfolkError(
-                f"`{path}` contains Python objects, not numbers, and is not loaded (it could run"
-                " code)"
-            ) from error
-        why = first_line(error) if path.stat().st_size else "it is empty"
-        raise KinfolkError(
-            f"`{path}` is not a readable {suffix} file ({why}); write it again"
-        ) from error
 
 
 def choose_key(names: list[str], key: str | None, path: Path) -> str:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -140,6 +141,30 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise KinfolkError(
             f"{short(str(path))} cannot be written: {_reason(error)}; what was there before is kept"
         ) from error
+
+
+@contextlib.contextmanager
+def explain_read_errors(what: str, kind: str = "array") -> Iterator[None]:
+    """Turns an error of a reader, which may be of any type on a broken file, into a sentence."""
+    try:
+        yield
+    except KinfolkError:
+        raise
+    except Exception as error:
+        if re.search("pickle|object|weights_only", str(error), re.IGNORECASE) and kind == "array":
+            raise KinfolkError(
+                f"{what} holds Python objects, not numbers, and is not loaded, because it could run"
+                " code; save plain arrays"
+            ) from error
+        raise KinfolkError(f"{what} is not a readable {kind}: {first_line(error)}") from error
+
+
+def file_digest(path: Path, size: int = 16) -> str:
+    digest = hashlib.blake2b(digest_size=size)
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -206,7 +206,7 @@ def test_soft_kin_cannot_be_eliminated() -> None:
 def test_broken_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "features.npy"
     path.write_bytes(b"nothing")
-    with pytest.raises(KinfolkError, match=r"is not a readable .npy file"):
+    with pytest.raises(KinfolkError, match=r"is not a readable array"):
         Guide(path, alpha=0.1)
     with pytest.raises(KinfolkError, match="there is no file"):
         Guide(tmp_path / "none.npy", alpha=0.1)

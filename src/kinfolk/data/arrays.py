@@ -9,8 +9,7 @@ import pickle
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -21,7 +20,7 @@ from numpy.lib import format as npy
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.errors import KinfolkError
-from kinfolk.files import first_line
+from kinfolk.files import explain_read_errors, first_line
 
 _CHANNELS = (1, 3, 4)
 
@@ -116,18 +115,18 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
     modified_ns, name = path.stat().st_mtime_ns, f"`{path}`"
     if path.suffix.lower() == ".npy":
         # a shape too large for any memory is refused by numpy a line later
-        with _clear_errors(name), np.errstate(over="ignore"):
+        with explain_read_errors(name), np.errstate(over="ignore"):
             images = np.lib.format.open_memmap(path, mode="r")
         return ArraySource({"train": (images, labels)}, name=name, modified_ns=modified_ns)
     with open(path, "rb") as file:
-        with _clear_errors(name):
+        with explain_read_errors(name):
             arrays: Any = np.load(file, allow_pickle=False)
         names = set(getattr(arrays, "files", ()))
 
         def read(array: str) -> Pixels | None:
             if array not in names:
                 return None
-            with _clear_errors(f"`{array}` of {name}"):
+            with explain_read_errors(f"`{array}` of {name}"):
                 _check_size(arrays.zip, array)
                 return np.asarray(arrays[array])
 
@@ -157,21 +156,6 @@ def _check_size(archive: zipfile.ZipFile, array: str) -> None:
     fits = all(side >= 0 for side in shape) and math.prod(shape) * dtype.itemsize == left
     if not fits and not dtype.hasobject:
         raise ValueError(f"it has {left:,} bytes for the shape {shape}")
-
-
-@contextmanager
-def _clear_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except KinfolkError:
-        raise
-    except Exception as error:  # readers raise nearly anything on a broken file
-        if "object" in str(error).lower() or "pickle" in str(error).lower():
-            raise KinfolkError(
-                f"{what} holds Python objects, not numbers, and is not loaded, because it could run"
-                " code; save plain arrays"
-            ) from error
-        raise KinfolkError(f"{what} is not a readable array: {first_line(error)}") from error
 
 
 # CIFAR, whose official archives are pickles

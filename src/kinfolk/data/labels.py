@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfolk.errors import KinfolkError, short
-from kinfolk.files import first_line
+from kinfolk.files import explain_read_errors
 
 Ints = npt.NDArray[np.int64]
 Caption = str | tuple[str, ...]
@@ -50,7 +50,7 @@ def encode_labels(
             " one number or one text"
         )
     present = {value for value in values if not _is_missing(value)}
-    numbers = {value: number for value in present if (number := _as_int(value)) is not None}
+    numbers = {value: number for value in present if (number := as_int(value)) is not None}
     if len(numbers) == len(present):
         end = _MOST if classes is None else len(classes)
         if wrong := [value for value, number in numbers.items() if not -1 <= number < end]:
@@ -74,7 +74,7 @@ def _is_missing(value: Any) -> bool:
     return value is None or value == "" or value != value
 
 
-def _as_int(value: Any) -> int | None:
+def as_int(value: Any) -> int | None:
     if isinstance(value, str):
         text = value.strip()
         return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
@@ -222,8 +222,6 @@ def _split_tabs(line: str) -> list[str]:
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
     import pyarrow.parquet as pq
 
-    try:
+    with explain_read_errors(f"`{path}`", "table"):
         table = pq.read_table(path, partitioning=None)
         return {name: list(table[name].to_pylist()) for name in table.column_names}
-    except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error

@@ -26,7 +26,7 @@ from kinfolk.data.arrays import (
     to_uint8,
 )
 from kinfolk.data.decode import to_rgb
-from kinfolk.data.labels import SPLITS, split_name
+from kinfolk.data.labels import SPLITS, as_int, split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import FileSource, Item, Pixels, Refusals, Source, as_utf8
 from kinfolk.data.table import find_hugging_face, open_hugging_face, open_table
@@ -162,7 +162,12 @@ class DatasetSource(Source):
         if isinstance(image, tuple | list):
             image, label = image[0], image[1] if len(image) > 1 else None
         if label is not None:
-            self._labels[self._items[index].key] = _whole_number(label, self.name)
+            numbers = list(map(as_int, np.ravel(label).tolist()))
+            if len(numbers) != 1 or numbers[0] is None:
+                raise KinfolkError(
+                    f"{self.name} gives the label {label!r}; labels must be whole numbers"
+                )
+            self._labels[self._items[index].key] = numbers[0]
         return _to_pixels(image, self.name)
 
     def label(self, index: int) -> int | None:
@@ -183,16 +188,6 @@ def _to_pixels(image: Any, name: str) -> Pixels:
         )
     images = find_layout(image[None], "the image")
     return to_uint8(images[0], find_factor(images, "the image"))
-
-
-def _whole_number(label: Any, name: str) -> int:
-    try:
-        value = label.item() if hasattr(label, "item") else label
-        if int(value) == value:
-            return int(value)
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise KinfolkError(f"{name} gives the label {label!r}; labels must be whole numbers")
 
 
 # A folder of image files, with splits and classes from its sub-folders

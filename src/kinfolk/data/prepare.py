@@ -226,7 +226,6 @@ class Listing:
             raise all_refused(self._source.name, [*self._source.refused, *refused])
         samples = tabulate(
             [Item(item.key, split=item.split) for item, _ in good],
-            np.full(len(good), -1),
             None,
             widths=np.array([read.width for _, read in good]),
             heights=np.array([read.height for _, read in good]),
@@ -249,8 +248,8 @@ class Listing:
         columns = ("widths", "heights", "sizes_bytes", "modified_ns", "digests")
         samples = tabulate(
             [self._items[index] for index in good],
-            labels,
             self._source.classes,
+            labels,
             **{column: getattr(table, column) for column in columns},
         )
         if samples.captions is not None or samples.groups is not None:

@@ -17,9 +17,9 @@ from kinfolk.data.labels import Caption, Ints
 from kinfolk.errors import KinfolkError, short
 from kinfolk.files import (
     UNFINISHED,
-    DamagedFileError,
+    explain_read_errors,
     explain_write_errors,
-    first_line,
+    file_digest,
     move_into_place,
     write_atomically,
 )
@@ -136,7 +136,6 @@ _COLUMNS = {
 _TEXTS = ("keys", "splits", "digests", "captions", "groups")
 _CLASSES = b"kinfolk.classes"
 _ARCHIVES = b"kinfolk.archives"
-_PIECE = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,14 +229,12 @@ class Samples:
     def read(cls, path: str | Path) -> Samples:
         import pyarrow.parquet as pq
 
-        try:
-            return cls._of_table(pq.read_table(Path(path)))
-        except FileNotFoundError:
+        if not Path(path).exists():
             raise KinfolkError(
                 f"there is no table of samples at `{path}`; restore it, or start a new run"
-            ) from None
-        except Exception as error:  # readers raise nearly anything on a broken file
-            raise _unreadable(path, error) from error
+            )
+        with explain_read_errors(f"`{path}`", "table of samples"):
+            return cls._of_table(pq.read_table(Path(path)))
 
     def map_from_file(self, folder: str | Path) -> Samples:
         """The same table, mapped from a file named by the digest of its bytes."""
@@ -258,7 +255,7 @@ class Samples:
         with explain_write_errors(draft):
             draft.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(draft, write)
-            path = draft.with_name(f"samples-{_file_digest(draft)}.arrow")
+            path = draft.with_name(f"samples-{file_digest(draft, 8)}.arrow")
             move_into_place(draft, path)
         return self.open(path)
 
@@ -268,13 +265,11 @@ class Samples:
         import pyarrow as pa
 
         path = Path(path)
-        try:
-            if path.stem != f"samples-{_file_digest(path)}":
-                raise DamagedFileError("its bytes do not match the digest in its name")
+        with explain_read_errors(f"`{path}`", "table of samples"):
+            if path.stem != f"samples-{file_digest(path, 8)}":
+                raise ValueError("its bytes do not match the digest in its name")
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             return replace(cls._of_table(table), file=path)
-        except Exception as error:  # readers raise nearly anything on a broken file
-            raise _unreadable(path, error) from error
 
     def _metadata(self) -> dict[Any, Any]:
         return {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
@@ -313,18 +308,6 @@ class Samples:
         columns = {name: getattr(self, name) for name in (*_COLUMNS.values(), "places")}
         taken = {name: values[index] for name, values in columns.items() if values is not None}
         return replace(self, **taken, file=None)
-
-
-def _file_digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _unreadable(path: str | Path, error: Exception) -> KinfolkError:
-    return KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}")
 
 
 def _narrow(numbers: Ints) -> Any:

@@ -118,9 +118,11 @@ def arrange(items: Sequence[Item]) -> list[int]:
 
 
 def tabulate(
-    items: Sequence[Item], labels: Ints, classes: list[str] | None, **columns: Any
+    items: Sequence[Item], classes: list[str] | None, labels: Ints | None = None, **columns: Any
 ) -> Samples:
-    """`items` are in the order of ids. Numbers that are not given are zero."""
+    """`items` are in the order of ids. Numbers that are not given are zero, labels the items'."""
+    if labels is None:
+        labels = np.array([-1 if item.label is None else item.label for item in items])
     nothing = np.zeros(len(items), dtype=np.int64)
     captions = same_type([item.caption for item in items])
     groups = [item.group for item in items]

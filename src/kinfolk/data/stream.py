@@ -218,10 +218,9 @@ def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
                 f"the file `{item.key}` has a name that is not UTF-8, which streaming cannot read;"
                 " rename it"
             )
-    labels = np.array([-1 if item.label is None else item.label for item in items])
     nothing = np.zeros(len(items), dtype=np.int64)
     places = Places([os.path.abspath(root)], nothing - 1, nothing)
-    samples = tabulate(items, labels, source.classes, places=places)
+    samples = tabulate(items, source.classes, places=places)
     with one_writer(folder / "streams"):
         remove_unfinished(folder / "streams")
         return samples.map_from_file(folder / "streams"), source.refused

@@ -4,7 +4,6 @@ must be stored as bytes: a data set from elsewhere must not choose files of this
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Collection, Mapping
 from itertools import islice
@@ -15,7 +14,7 @@ from kinfolk.data.decode import RefusedError
 from kinfolk.data.labels import read_columns, split_name
 from kinfolk.data.source import FileSource, Source, TableRows, as_utf8
 from kinfolk.data.text import PairSource, open_pairs, text_columns
-from kinfolk.errors import KinfolkError, UsageError, install_hint
+from kinfolk.errors import KinfolkError, UsageError, import_optional
 from kinfolk.files import first_line
 
 _ROLES = ("caption", "label", "group", "split")
@@ -122,12 +121,7 @@ def _has_images(path: Path, image_column: str) -> bool:
 
 
 def open_hugging_face(path: Path, name: str, columns: Columns) -> HuggingFaceSource:
-    try:
-        package = importlib.import_module("datasets")
-    except ImportError as error:
-        raise UsageError(
-            f"{name} needs the package datasets; {install_hint('datasets', 'hf')}"
-        ) from error
+    package = import_optional("datasets", "datasets", "hf", name)
     try:
         return _open(package, path, name, columns)
     except KinfolkError:

@@ -9,7 +9,6 @@ Dimension key: N samples, M captions or texts, T tokens, B batch, K explicit neg
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +35,8 @@ from kinfolk.data.labels import (
 )
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Source, TableRows, all_refused, arrange, tabulate
-from kinfolk.errors import KinfolkError, UsageError, install_hint, require, short
-from kinfolk.files import write_text
+from kinfolk.errors import KinfolkError, UsageError, import_optional, require, short
+from kinfolk.files import explain_read_errors, write_text
 
 # Captions
 
@@ -73,7 +72,7 @@ def require_captions(samples: Samples) -> None:
     if samples.captions is None:
         raise UsageError(
             "the data has no captions; give a table with a column `caption` (or name it), or shards"
-            " with .txt or .json files"
+            " with .txt files"
         )
 
 
@@ -166,13 +165,8 @@ def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no tokenizer at {path}; give a tokenizer.json")
-    try:
+    with explain_read_errors(str(path), "tokenizer.json"):
         return parse_tokenizer(path.read_text(encoding="utf-8"), context)
-    except KinfolkError:
-        raise
-    except Exception as error:  # the library raises bare exceptions
-        why = " ".join(str(error).split())
-        raise KinfolkError(f"{path} is not a readable tokenizer.json: {why}") from error
 
 
 def parse_tokenizer(text: str, context: int) -> Tokenizer:
@@ -180,12 +174,7 @@ def parse_tokenizer(text: str, context: int) -> Tokenizer:
 
 
 def _library() -> ModuleType:
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise UsageError(
-            f"texts need the package tokenizers; {install_hint('tokenizers', 'text')}"
-        ) from error
+    return import_optional("tokenizers", "tokenizers", "text", "a text")
 
 
 # Text pairs
@@ -268,12 +257,10 @@ def read_pairs(source: Source) -> ImageData:
     items = [source.items()[index] for index in arrange(source.items())]
     pairs = [texts_of(item.caption) for item in items]
     anchors = [texts[0].encode() for texts in pairs]
-    labels = np.array([-1 if item.label is None else item.label for item in items])
     digests = [digest(anchor) for anchor in anchors]
     ones = np.ones(len(items), dtype=np.int64)
     samples = tabulate(
         items,
-        labels,
         source.classes,
         widths=ones,
         heights=ones,

@@ -333,12 +333,6 @@ def to_grey(matrix_BCC: Tensor, grey_B: Tensor) -> Tensor:
     return torch.where(grey_B[..., None, None], (luma_C @ matrix_BCC)[..., None, :], matrix_BCC)
 
 
-def recolour(
-    image_BCP: Tensor, matrix_BCC: Tensor, offset_BC: Tensor, out: Tensor | None = None
-) -> Tensor:
-    return torch.baddbmm(offset_BC[:, :, None], matrix_BCC, image_BCP, out=out)
-
-
 # CIE L*a*b*: lightness and colour in separate channels, which are two views of an image
 #
 # sRGB in [0, 1] → linear light → XYZ under daylight D65 → Lab (CIE 15; IEC 61966-2-1):

@@ -35,7 +35,6 @@ from kinfolk.data.transforms import (
     centred_boxes,
     constant,
     draw,
-    recolour,
     resample,
     resample_each,
     resize_weights,
@@ -250,10 +249,10 @@ def normalise(
     """Applies a colour map to values in [0, 255], clamps and normalises them."""
     mean_C, std_C = constant((mean, std), image_RCSS.device)
     scale_C1, low_C11, high_C11 = _scale_and_limits(mean, std, image_RCSS.device)
-    recolour(
-        image_RCSS.flatten(2),
+    torch.baddbmm(
+        ((offset_RC - mean_C) / std_C)[:, :, None],
         matrix_RCC / scale_C1,
-        (offset_RC - mean_C) / std_C,
+        image_RCSS.flatten(2),
         out=out_RCSS.view(len(out_RCSS), 3, -1),
     )
     if out_RCSS.device.type != "cpu":

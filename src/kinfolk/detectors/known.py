@@ -24,7 +24,7 @@ from kinfolk.errors import (
     unescape_cell,
     utf8_key,
 )
-from kinfolk.files import first_line
+from kinfolk.files import explain_read_errors, first_line
 from kinfolk.pairs import Block, Kin, is_integer, same_key
 
 
@@ -188,7 +188,7 @@ def read_known(
         )
     import pyarrow as pa
 
-    try:
+    with explain_read_errors(f"`{path}`", "table of known kin"):
         if path.suffix.lower() == ".csv":
             import pyarrow.csv as tables
 
@@ -198,10 +198,6 @@ def read_known(
 
             table = parquet.read_table(path, partitioning=None)
         table.column_names  # noqa: B018 — names that are not UTF-8 are an error here
-    except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(
-            f"`{path}` is not a readable table of known kin ({first_line(error)})"
-        ) from error
     # the keys of an array are row numbers, which fit any other array
     if (
         keys is not None

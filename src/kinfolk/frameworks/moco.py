@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import Teacher
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import require, require_choice, warn_if_queue_too_large
+from kinfolk.errors import require, require_choice, warn
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXentLoss, Objective
@@ -99,7 +99,12 @@ class MomentumFramework(Framework, ABC):
     ) -> None:
         require(queue_size >= 1, "queue_size", queue_size, "at least 1")
         check_num_samples(num_samples)
-        warn_if_queue_too_large(queue_size, num_samples)
+        if queue_size >= num_samples:
+            warn(
+                f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples}"
+                " samples), so the queue contains several keys of one sample, each a separate"
+                " negative; choose a smaller queue"
+            )
         self.slow = MomentumCopy(self.encoder, self.head, momentum, schedule)
         self.queue = Queue(queue_size, embedding_size(self.encoder, self.head))
 

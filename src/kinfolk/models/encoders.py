@@ -9,9 +9,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError, did_you_mean, require, require_choice
+from kinfolk.errors import (
+    KinfolkError,
+    UsageError,
+    did_you_mean,
+    import_optional,
+    require,
+    require_choice,
+)
 from kinfolk.models.heads import SplitEncoder, evaluating
-from kinfolk.models.text import import_optional, open_clip_model
+from kinfolk.models.text import open_clip_model
 
 # ResNet (He et al., 2015) with torchvision's names of parameters and without its classifier.
 

@@ -12,14 +12,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError, install_hint, require
+from kinfolk.errors import KinfolkError, UsageError, import_optional, require
 from kinfolk.files import first_line
 
 
@@ -261,14 +260,3 @@ def open_clip_model(name: str, pretrained: bool = False) -> Any:
         )
     tags = (tag for model, tag in library.list_pretrained() if pretrained and model == name)
     return library.create_model(name, pretrained=next(tags, None))
-
-
-def import_optional(module: str, package: str, extra: str | None = None) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        if getattr(error, "name", None) != module.partition(".")[0]:
-            raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
-        raise UsageError(
-            f"this model needs the package {package}; {install_hint(package, extra)}"
-        ) from None

@@ -16,7 +16,7 @@ from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import every_caption
 from kinfolk.data.views import Views
 from kinfolk.detectors import DETECTORS
-from kinfolk.errors import KinfolkWarning, UsageError, warn_about_dropped_settings
+from kinfolk.errors import KinfolkWarning, UsageError, warn
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import (
     detector_arguments,
@@ -92,7 +92,11 @@ def assemble(
         if method is not None:
             before = config.method
             config, dropped = with_method(config, method)
-            warn_about_dropped_settings(before, config.method, dropped)
+            if dropped:
+                warn(
+                    f"the recipe is for {before}; for {config.method} these settings of it are"
+                    f" dropped: {', '.join(f'`{name}`' for name in dropped)}"
+                )
     elif stored is not None:
         config = stored.model_copy(update={"method": stored_method(stored.method)})
     load_plugins(config.with_settings({"plugins": given.get("plugins", config.plugins)}).plugins)

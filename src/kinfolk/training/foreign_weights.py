@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError, short
-from kinfolk.files import write_text
+from kinfolk.files import file_digest, write_text
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.models import build_encoder
 from kinfolk.models.encoders import ENCODERS, BasicBlock, Bottleneck
@@ -22,7 +22,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.defaults import fit_size, with_absolute_paths
 from kinfolk.training.load_run import FOREIGN, open_run
 from kinfolk.training.run_folder import Run, open_data, read_data
-from kinfolk.training.settings import digest_of, settings_digest
+from kinfolk.training.settings import settings_digest
 
 CLASSIFIERS = ("fc.", "linear.", "classifier.", "head.")
 """Prefixes of a classifier or projection, which is left out."""
@@ -120,7 +120,7 @@ def import_weights(
         raise UsageError(
             f"{file} names no data to measure it on; give --data, or --like RUN for a run's"
         )
-    network, digest = find_network(read_state(file), str(file), model), digest_of(file)
+    network, digest = find_network(read_state(file), str(file), model), file_digest(file)
     _require_same_weights(out, file, digest)
     row = name or file.stem
     if row.partition("+")[0] in FRAMEWORKS:  # a row of its own

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from kinfolk.errors import KinfolkError, UsageError, short
+from kinfolk.files import file_digest
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import framework_arguments, parse
 from kinfolk.models.text import SENTENCE
@@ -285,12 +286,4 @@ def _first_difference(
 
 def _content(file: Any) -> Any:
     is_file = file is not None and Path(str(file)).is_file()
-    return f"file {digest_of(Path(str(file)))}" if is_file else file
-
-
-def digest_of(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+    return f"file {file_digest(Path(str(file)))}" if is_file else file

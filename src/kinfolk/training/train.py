@@ -25,7 +25,7 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.data.text import NumberedTexts
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkError, UsageError, plural, short, warn_if_silent
+from kinfolk.errors import KinfolkError, UsageError, plural, short, warn
 from kinfolk.files import explain_file_errors
 from kinfolk.models.text import SentenceEncoder
 from kinfolk.models.weights import save_encoder, save_towers
@@ -262,7 +262,8 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
     with collect_warnings() as build_warnings:
         framework = build_framework(config, images, tokenizer, resumed, start.parts, run.cache)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
-        warn_if_silent(config.method, framework.silent_reason())
+        if (why := framework.silent_reason()) is not None:
+            warn(f"the detector of {config.method} will flag nothing in this training: {why}")
     framework.set_groups(None if images.groups is None else images.of_ids(images.groups))
     knn = Knn(images, config)
     require_knn(framework, knn, config.method)
