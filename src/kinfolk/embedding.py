@@ -21,7 +21,7 @@ from kinfolk import distributed
 from kinfolk.data.images import HostWriter, Transfer, transfer_batches
 from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.views import Views
-from kinfolk.errors import KinfolkError, UsageError, require, show_progress
+from kinfolk.errors import KinfolkError, UsageError, require_at_least, show_progress
 from kinfolk.models.heads import evaluating
 from kinfolk.seeding import generator
 
@@ -73,7 +73,7 @@ def embed(
         autocast: type of the computation, e.g. `torch.bfloat16`; None: that of the weights.
         projected: the framework's embeddings (unit norm) instead of the encoder's features.
     """
-    require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+    require_at_least(1, batch_size=batch_size)
     ids = torch.arange(len(data)) if ids is None else ids.cpu()
     if len(ids) == 0:
         raise KinfolkError("there are no samples to embed")

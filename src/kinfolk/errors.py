@@ -34,6 +34,11 @@ def require(right: bool, name: str, value: object, must: str) -> None:
         raise UsageError(f"`{name}` (={value!r}) must be {must}")
 
 
+def require_at_least(least: int, **numbers: float | None) -> None:
+    for name, number in numbers.items():
+        require(number is None or number >= least, name, number, f"at least {least}")
+
+
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
     require(value in choices, name, value, f"one of {', '.join(choices)}")
 

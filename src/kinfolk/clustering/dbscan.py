@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.clustering.hierarchy_update import components
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.stores.per_sample import Exact
 
 _CPU_ELEMENTS, _DEVICE_ELEMENTS = 1 << 22, 1 << 25  # similarities held at a time
@@ -86,7 +86,7 @@ def count_levels(given: Sequence[float] | None) -> int:
 def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
     grow = all(a < b for a, b in pairwise(radii)) and all(r > 0 for r in radii)
     require(grow, "radii", list(radii), "above 0 and grow from one level to the next")
-    require(min_samples >= 1, "min_samples", min_samples, "at least 1")
+    require_at_least(1, min_samples=min_samples)
 
 
 def require_finite(features: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.hierarchy_update import Moves, Rings, refine
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.stores.per_sample import COARSE, Exact, check_ids, is_broken, to_device
 
 
@@ -265,13 +265,8 @@ class OnlineHierarchy(nn.Module):
         feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("num_samples", num_samples, 1),
-            ("levels", levels, 1),
-            ("parts", parts, 2),
-            ("max_units", max_units, 2),
-        ):
-            require(value >= least, name, value, f"at least {least}")
+        require_at_least(1, num_samples=num_samples, levels=levels)
+        require_at_least(2, parts=parts, max_units=max_units)
         require(0 <= feature_momentum < 1, "feature_momentum", feature_momentum, "in [0, 1)")
         given = merge_similarity
         each = tuple(given) if isinstance(given, Sequence) else (given,) * (levels - 1)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.errors import KinfolkError, require
+from kinfolk.errors import KinfolkError, require, require_at_least
 
 _ROUNDS, _TRIALS = 256, 16  # draws of k-means++, and samples tried in each
 _DRAW_ELEMENTS = 1 << 22  # of a block
@@ -59,62 +59,52 @@ def kmeans(
         over_ranks: all ranks call this and receive the result of rank zero.
     """
     check_clusterable(features, (num_clusters,))
-    require(iterations >= 1, "iterations", iterations, "at least 1")
-    require(points_per_cluster >= 1, "points_per_cluster", points_per_cluster, "at least 1")
+    require_at_least(1, iterations=iterations, points_per_cluster=points_per_cluster)
     shape = num_clusters, features.shape[1]
     got = None if init is None else tuple(init.shape)
     require(got in (None, shape), "init", got, f"of the shape {shape}: clusters × features")
     device = features.device if device is None else device
-    given = features, num_clusters, seed, init, iterations, spherical, points_per_cluster, device
+
+    def compute() -> Clusters:
+        import faiss  # here: `import kinfolk` needs only torch
+
+        rows_NF = features.detach().to("cpu", torch.float32).contiguous()
+        start_KF = init
+        if start_KF is None:
+            draw = torch.Generator().manual_seed(seed % 2**63)
+            drawn_SF, most = rows_NF, num_clusters * points_per_cluster
+            if len(rows_NF) > most:
+                drawn_SF = rows_NF[torch.randperm(len(rows_NF), generator=draw)[:most]]
+            start_KF = first_centroids(drawn_SF, num_clusters, draw)
+        start_KF = start_KF.detach().to("cpu", torch.float32).contiguous()
+        with _threads(faiss):
+            lloyd = faiss.Kmeans(
+                rows_NF.shape[1],
+                num_clusters,
+                niter=iterations,
+                seed=seed % 2**31,
+                spherical=spherical,
+                gpu=faiss.get_num_gpus() if device.type == "cuda" else 0,
+                min_points_per_centroid=1,  # faiss prints a warning below it
+                max_points_per_centroid=points_per_cluster,
+            )
+            lloyd.train(rows_NF.numpy(), init_centroids=start_KF.numpy())
+            _, nearest = lloyd.index.search(rows_NF.numpy(), 1)
+        labels_N, centroids_KF = torch.from_numpy(nearest).flatten(), torch.tensor(lloyd.centroids)
+        _repair(rows_NF, labels_N, centroids_KF, spherical)
+        return Clusters(labels_N.to(device), centroids_KF.to(device))
+
     if not over_ranks or distributed.world_size() == 1:
-        return _faiss_kmeans(*given)
+        return compute()
     if distributed.is_rank_zero():
         with distributed.threads_of_waiting_ranks():
-            found = _faiss_kmeans(*given)
+            found = compute()
     else:
         labels_N = torch.empty(len(features), dtype=torch.int64, device=device)
         found = Clusters(labels_N, torch.empty(shape, device=device))
     dist.broadcast(found.labels, 0)
     dist.broadcast(found.centroids, 0)
     return found
-
-
-def _faiss_kmeans(
-    features: Tensor,
-    num_clusters: int,
-    seed: int,
-    init: Tensor | None,
-    iterations: int,
-    spherical: bool,
-    points_per_cluster: int,
-    device: torch.device,
-) -> Clusters:
-    import faiss  # here: `import kinfolk` needs only torch
-
-    rows_NF = features.detach().to("cpu", torch.float32).contiguous()
-    if init is None:
-        draw = torch.Generator().manual_seed(seed % 2**63)
-        drawn_SF, most = rows_NF, num_clusters * points_per_cluster
-        if len(rows_NF) > most:
-            drawn_SF = rows_NF[torch.randperm(len(rows_NF), generator=draw)[:most]]
-        init = first_centroids(drawn_SF, num_clusters, draw)
-    start_KF = init.detach().to("cpu", torch.float32).contiguous()
-    with _threads(faiss):
-        lloyd = faiss.Kmeans(
-            rows_NF.shape[1],
-            num_clusters,
-            niter=iterations,
-            seed=seed % 2**31,
-            spherical=spherical,
-            gpu=faiss.get_num_gpus() if device.type == "cuda" else 0,
-            min_points_per_centroid=1,  # faiss prints a warning below it
-            max_points_per_centroid=points_per_cluster,
-        )
-        lloyd.train(rows_NF.numpy(), init_centroids=start_KF.numpy())
-        _, nearest = lloyd.index.search(rows_NF.numpy(), 1)
-    labels_N, centroids_KF = torch.from_numpy(nearest).flatten(), torch.tensor(lloyd.centroids)
-    _repair(rows_NF, labels_N, centroids_KF, spherical)
-    return Clusters(labels_N.to(device), centroids_KF.to(device))
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import dbscan
 from kinfolk.clustering.kmeans import check_clusterable, check_num_clusters, kmeans
-from kinfolk.errors import require, require_choice
+from kinfolk.errors import require, require_at_least, require_choice
 from kinfolk.stores.per_sample import Exact
 
 Schedule = Literal["linear", "step", "constant"]
@@ -182,11 +182,10 @@ class PseudoLabels(Exact):
         check_num_clusters(self.num_clusters, num_samples)
         self.num_samples, self.seed = num_samples, seed
         self.advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
-        self.warm_start, self.iterations = warm_start, iterations
-        self.warm_iterations = warm_iterations
-        self.points_per_cluster = points_per_cluster
-        for name in ("iterations", "warm_iterations", "points_per_cluster"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        self.warm_start, self.points_per_cluster = warm_start, points_per_cluster
+        self.iterations, self.warm_iterations = iterations, warm_iterations
+        require_at_least(1, iterations=iterations, warm_iterations=warm_iterations)
+        require_at_least(1, points_per_cluster=points_per_cluster)
         shape = len(self.num_clusters), num_samples
         self.register_buffer("labels", torch.arange(num_samples).repeat(shape[0], 1))
         self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), 0))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfolk.clustering.kmeans import kmeans
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.seeding import generator
 
 # added to the variance of a patch, and of a whitened direction; from where on a patch counts
@@ -84,7 +84,7 @@ class PatchFeatures(nn.Module):
         number, channels, height, width = images.shape
         rule = f"images of more than `side` (={side}) pixels a side"
         require(min(height, width) > side, "images", shape, rule)
-        require(size >= 1, "size", size, "at least 1")
+        require_at_least(1, size=size)
         samples = min(samples, number * (height - side + 1) * (width - side + 1))
         rule = f"at least 1 and below the number of patches (={samples:,})"
         require(1 <= num_patches < samples, "num_patches", num_patches, rule)

@@ -41,7 +41,7 @@ from kinfolk.data.transforms import (
     taps_for,
     to_lab,
 )
-from kinfolk.errors import UsageError, require, require_choice
+from kinfolk.errors import UsageError, require, require_at_least, require_choice
 
 Triple = tuple[float, ...]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -80,7 +80,7 @@ class Views:
         space: str = "rgb",
         **overrides: Value,
     ) -> None:
-        require(size >= 1, "size", size, "at least 1")
+        require_at_least(1, size=size)
         require_choice("space", space, list(SPACES))
         self.preset, self.size, self.space = preset, size, space
         self.mean, self.std = (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.pairs import OUT, Action, Block, Kin, check_answer
 from kinfolk.stores.per_sample import Exact, check_num_samples
 
@@ -249,12 +249,10 @@ class StartAt(Wrapped):
 
     def __init__(self, detector: Detector, *, epoch: int, update_from: int | None = None) -> None:
         super().__init__(detector)
-        require(epoch >= 0, "epoch", epoch, "at least 0")
-        if update_from is not None and not 0 <= update_from <= epoch:
-            raise ValueError(
-                f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move"
-                " before kin are flagged"
-            )
+        require_at_least(0, epoch=epoch)
+        before = f"in [0, {epoch}]: the state starts to move before kin are flagged"
+        in_time = update_from is None or 0 <= update_from <= epoch
+        require(in_time, "update_from", update_from, before)
         self.start, self.update_from = epoch, epoch if update_from is None else update_from
         self.flags, self.learns = epoch <= 0, self.update_from <= 0
 
@@ -311,10 +309,7 @@ class StopAt(Wrapped):
     def __init__(self, detector: Detector, *, epoch: int) -> None:
         super().__init__(detector)
         first = detector.start if isinstance(detector, StartAt) else 0
-        if epoch <= first:
-            raise ValueError(
-                f"`epoch` (={epoch}) must be above {first}, the first epoch that flags"
-            )
+        require(epoch > first, "epoch", epoch, f"above {first}, the first epoch that flags")
         self.stop, self.stopped = epoch, False
 
     @property

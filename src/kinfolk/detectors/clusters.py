@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Space, register
-from kinfolk.errors import require, require_choice
+from kinfolk.errors import require_at_least, require_choice
 from kinfolk.pairs import Block, Kin, same_key
 
 PAPER_SIZE = 43  # samples per cluster in the paper of LA: 30,000 clusters of ImageNet
@@ -84,8 +84,8 @@ class Cave(Clustering):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require(num_samples >= 2, "num_samples", num_samples, "at least 2")
-        require(every >= 1, "every", every, "at least 1")
+        require_at_least(2, num_samples=num_samples)
+        require_at_least(1, every=every)
         self.num_samples, self.every = num_samples, every
         self.clusters = PseudoLabels(num_samples, num_clusters, seed=seed)
 
@@ -142,10 +142,8 @@ class Neighbours(Clustering):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        some = num_background is None or num_background >= 1
-        require(some, "num_background", num_background, "at least 1, or None")
-        require(num_clusterings >= 1, "num_clusterings", num_clusterings, "at least 1")
-        require(every >= 1, "every", every, "at least 1")
+        counts = {"num_background": num_background, "num_clusterings": num_clusterings}
+        require_at_least(1, **counts, every=every)
         require_choice("space", space, get_args(Space))
         self.num_samples, self.num_background = num_samples, num_background
         self.every, self.space = every, space

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Bound, Detector, register
-from kinfolk.errors import require, warn_if_most_are_flagged
+from kinfolk.errors import require, require_at_least, warn_if_most_are_flagged
 from kinfolk.pairs import Block, Kin, above
 
 
@@ -49,7 +49,7 @@ class FNC(Detector):
         if alpha is not None and top_k is not None:
             raise ValueError(f"`alpha` (={alpha}) and `top_k` (={top_k}) exclude each other")
         require(alpha is None or 0 < alpha < 1, "alpha", alpha, "in (0, 1)")
-        require(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
+        require_at_least(1, top_k=top_k)
         level = -1.0 if min_similarity is None else min_similarity
         require(-1 <= level <= 1, "min_similarity", level, "in [-1, 1]")
         warn_if_most_are_flagged(alpha)

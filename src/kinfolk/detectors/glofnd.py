@@ -64,7 +64,6 @@ class GloFND(Detector):
         shared: bool = False,
     ) -> None:
         super().__init__()
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         require(0 <= alpha <= 1, "alpha", alpha, "in [0, 1]")
         warn_if_most_are_flagged(alpha)
         require_choice("rule", rule, get_args(Rule))

@@ -264,10 +264,8 @@ def _tensor(array: Any) -> Any:
     array = np.asarray(array)
     if array.dtype.kind != "f" or array.dtype.itemsize > 8:
         return array
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "The given NumPy array is not writable"
-        )  # it is only read
+    with warnings.catch_warnings():  # it is only read
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
 
 

@@ -16,7 +16,7 @@ from kinfolk import distributed
 from kinfolk.clustering.dbscan import Radii, count_levels, dbscan, require_all_samples
 from kinfolk.clustering.hierarchy import OnlineHierarchy, level_figures
 from kinfolk.detectors.base import Detector, register
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.pairs import Block, Kin, same_key
 
 
@@ -68,10 +68,10 @@ class Hierarchy(Detector):
     ) -> None:
         super().__init__()
         levels = count_levels(radii) if levels is None else levels
-        require(levels >= 1, "levels", levels, "at least 1")
+        require_at_least(1, levels=levels)
         within = f"in [1, {levels}]: there are that many `levels`"
         require(level is None or 1 <= level <= levels, "level", level, within)
-        require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
+        require_at_least(0, warmup_epochs=warmup_epochs)
         most = f"at most the number of samples (={num_samples})"
         require(min_samples <= num_samples, "min_samples", min_samples, most)
         self.num_samples = num_samples

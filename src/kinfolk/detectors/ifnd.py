@@ -24,7 +24,7 @@ from kinfolk.clustering.labels import (
     sample_confidence,
 )
 from kinfolk.detectors.base import Answer, Detector, Space, register
-from kinfolk.errors import require, require_choice
+from kinfolk.errors import require, require_at_least, require_choice
 from kinfolk.pairs import Block, Kin, same_key
 from kinfolk.stores.per_sample import Collected, size_differs
 
@@ -93,11 +93,11 @@ class IFND(Detector):
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        require(num_samples >= 2, "num_samples", num_samples, "at least 2")
+        require_at_least(2, num_samples=num_samples)
         check_acceptance(schedule, final_rate, confidence, step_at)
         require_choice("space", space, get_args(Space))
         require_choice("source", source, get_args(Source))
-        require(every >= 1, "every", every, "at least 1")
+        require_at_least(1, every=every)
         above_0 = temperature is None or temperature > 0
         require(above_0, "temperature", temperature, "above 0, or None for that of the loss")
         projected = "'projected' with `source` (='bank'), which collects projected embeddings"

@@ -19,7 +19,6 @@ from kinfolk.errors import (
     KinfolkError,
     KinfolkWarning,
     UsageError,
-    require,
     short,
     unescape_cell,
     utf8_key,
@@ -130,7 +129,6 @@ class Known(Detector):
         keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         self.num_samples = num_samples
         name = "`pairs`" if isinstance(pairs, Tensor) else f"`{pairs}`"
         pairs_P2 = pairs if isinstance(pairs, Tensor) else read_known(pairs, keys, num_samples)

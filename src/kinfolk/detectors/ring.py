@@ -28,7 +28,7 @@ from torch import Tensor
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Bound, register
 from kinfolk.detectors.clusters import Clustering, same_cluster
-from kinfolk.errors import require, require_choice
+from kinfolk.errors import require, require_at_least, require_choice
 from kinfolk.pairs import Block, Kin
 from kinfolk.stores.per_sample import Exact, to_device
 
@@ -88,10 +88,10 @@ class Ring(Clustering):
         for name, share in (("lower", lower), ("upper", upper)):
             require(0 <= share <= 1, name, share, "in [0, 1]")
         require(lower < upper, "lower", lower, f"below `upper` (={upper})")
-        require(draw is None or draw >= 1, "draw", draw, "at least 1")
+        require_at_least(1, draw=draw)
         if num_samples is None and num_clusters is not None:
             raise ValueError("`num_samples` must be given for clusters: they are kept by sample id")
-        require(every >= 1, "every", every, "at least 1")
+        require_at_least(1, every=every)
         self.final_upper, self.start_upper, self.draw, self.every = upper, start_upper, draw, every
         self.num_samples = None if num_clusters is None else num_samples
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
@@ -221,8 +221,7 @@ class Anneal(Exact):
         require_choice("anneal", policy, get_args(Policy))
         rises = f"in [0, {final}]: it rises to `lower`"
         require(0 <= start <= final, "start_lower", start, rises)
-        require(epochs is None or epochs >= 1, "anneal_epochs", epochs, "at least 1")
-        require(jumps >= 1, "anneal_jumps", jumps, "at least 1")
+        require_at_least(1, anneal_epochs=epochs, anneal_jumps=jumps)
         self.policy, self.start, self.final = policy, start, final
         self.epochs, self.jumps = epochs, jumps
         self.epoch, self.num_epochs = 0, 1

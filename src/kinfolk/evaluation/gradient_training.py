@@ -32,7 +32,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kinfolk.data.views import Views
 from kinfolk.embedding import Images, embed
-from kinfolk.errors import KinfolkError, UsageError, require, require_choice, show_progress
+from kinfolk.errors import (
+    KinfolkError,
+    UsageError,
+    require,
+    require_at_least,
+    require_choice,
+    show_progress,
+)
 from kinfolk.evaluation.probes import Array, labelled_arrays, top5
 from kinfolk.models.encoders import adapt
 from kinfolk.optimizers import LARS
@@ -242,7 +249,7 @@ def finetune(
     if isinstance(settings, str):
         require_choice("settings", settings, list(TUNINGS))
         settings = TUNINGS[settings]
-    require(epochs is None or epochs >= 1, "epochs", epochs, "at least 1")
+    require_at_least(1, epochs=epochs)
     ids_N, (test_ids_M, truth_M) = train[0].cpu(), (test[0].cpu(), test[1].cpu().numpy())
     classes_K, class_N = _classes(train[1].cpu().numpy())
     if not len(test_ids_M):

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from kinfolk.data.labels import read_columns
 from kinfolk.embedding import held_out_part
-from kinfolk.errors import KinfolkError, UsageError, require, require_choice
+from kinfolk.errors import KinfolkError, UsageError, require, require_at_least, require_choice
 from kinfolk.seeding import generator
 
 Array = Tensor | np.ndarray
@@ -54,7 +54,7 @@ def knn_accuracy(
     Without a test part, each training sample is classified by all others. A tie goes to the lower
     class. Unlabelled samples (below 0) are left out.
     """
-    require(k >= 1, "k", k, "at least 1")
+    require_at_least(1, k=k)
     require(temperature > 0, "temperature", temperature, "above 0")
     if (test_x is None) != (test_y is None):
         raise ValueError("`test_x` and `test_y` must be given together")

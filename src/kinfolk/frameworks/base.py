@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import require, warn_if_warmup_too_long
+from kinfolk.errors import require, require_at_least, warn_if_warmup_too_long
 from kinfolk.objectives import Objective
+from kinfolk.objectives.base import HasObjectives
 from kinfolk.pairs import unit
-from kinfolk.stats import Stats
 from kinfolk.stores.per_sample import OnHost
 
 
@@ -31,7 +31,7 @@ class OwnRate:
     factor: Callable[[], float]
 
 
-class Framework(OnHost, ABC):
+class Framework(HasObjectives, OnHost, ABC):
     """Abstract. An encoder (B, 3, H, W) → (B, F) and a head (B, F) → (B, D) with the loss and its
     detector: the complete state of a method. Arguments and deviations from the papers are in
     docs/methods/NAME.md."""
@@ -100,12 +100,6 @@ class Framework(OnHost, ABC):
         return tuple(each.detector for each in self.objectives if each.detector is not None)
 
     @property
-    def stats(self) -> Stats:
-        """Counts of the last step."""
-        first, *others = (each.stats for each in self.objectives)
-        return sum(others, first)
-
-    @property
     def space(self) -> Space:
         """The space of the features that `refresh` receives."""
         return next((detector.space for detector in self.detectors), "projected")
@@ -119,14 +113,6 @@ class Framework(OnHost, ABC):
     def collects(self) -> bool:
         """Whether `refresh` needs no features."""
         return bool(self.detectors) and all(detector.collects for detector in self.detectors)
-
-    def set_eval_labels(self, labels: Tensor | None) -> None:
-        for objective in self.objectives:
-            objective.set_eval_labels(labels)
-
-    def set_groups(self, groups: Tensor | None) -> None:
-        for objective in self.objectives:
-            objective.set_groups(groups)
 
     def due(self, epoch: int) -> bool:
         """Whether `refresh` must be called before this epoch, counted from 0."""
@@ -172,11 +158,6 @@ class Framework(OnHost, ABC):
             if name in detector.needed_metrics:
                 detector.on_metric(name, value)
 
-    def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Called before each epoch, counted from 0."""
-        for objective in self.objectives:
-            objective.set_progress(epoch, num_epochs)
-
 
 class ClusteringFramework(Framework, ABC):
     """Abstract. Clusters all samples after a warm-up and every few epochs."""
@@ -185,8 +166,8 @@ class ClusteringFramework(Framework, ABC):
     epoch, num_epochs, _warned = 0, 1, False
 
     def set_schedule(self, warmup_epochs: int, every: int) -> None:
-        require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
-        require(every >= 1, "every", every, "at least 1")
+        require_at_least(0, warmup_epochs=warmup_epochs)
+        require_at_least(1, every=every)
         self.warmup_epochs, self.every = warmup_epochs, every
 
     def require_projected(self, what: str) -> None:

@@ -70,9 +70,6 @@ class Bimodal(Framework, ABC):
     def metrics(self) -> dict[str, float]:
         return {**super().metrics, "temperature": self.temperature}
 
-    def set_progress(self, epoch: float, num_epochs: int) -> None:
-        self.loss.set_progress(epoch, num_epochs)
-
     def refresh(self, features: Tensor | None, progress: float) -> None:
         self._update_detector_temperature()
         super().refresh(features, progress)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.detectors import Neighbours, StartAt
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregationLoss, NTXentLoss, Objective
@@ -97,13 +97,13 @@ class IR(BankFramework):
         pool_kin: bool = False,
         **given: Any,
     ) -> None:
-        given.setdefault("action", "eliminate")
         objective = bank_objective(temperature, pool_kin, given)
         super().__init__(encoder, head, objective, num_samples, bank_momentum)
         self.draw = Draw(num_samples, num_negatives)
 
 
 def bank_objective(temperature: float, pool_kin: bool, given: dict[str, Any]) -> Objective:
+    given = {"action": "eliminate", **given}
     if pool_kin:
         unset = [name for name in LocalAggregationLoss.refused if not given.get(name)]
         kept = {name: value for name, value in given.items() if name not in unset}
@@ -143,9 +143,8 @@ class CMC(Framework):
         pool_kin: bool = False,
         **given: Any,
     ) -> None:
-        first = {"action": "eliminate", **given}
-        second = {**first, "detector": copy.deepcopy(first.get("detector"))}
-        light, colour = (bank_objective(temperature, pool_kin, given) for given in (first, second))
+        second = {**given, "detector": copy.deepcopy(given.get("detector"))}
+        light, colour = (bank_objective(temperature, pool_kin, each) for each in (given, second))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
         must = "of an even number of outputs: half of them embed lightness, half colour"
@@ -216,7 +215,7 @@ class LA(BankFramework):
         **given: Any,
     ) -> None:
         if given.get("detector") is None:
-            require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
+            require_at_least(0, warmup_epochs=warmup_epochs)
             neighbours = Neighbours(
                 num_samples=num_samples,
                 num_clusters=num_clusters,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import Teacher
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import require, require_choice, warn
+from kinfolk.errors import require, require_at_least, require_choice, warn
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXentLoss, Objective
@@ -97,7 +97,7 @@ class MomentumFramework(Framework, ABC):
     def add_queue(
         self, num_samples: int, queue_size: int, momentum: float, schedule: MomentumSchedule
     ) -> None:
-        require(queue_size >= 1, "queue_size", queue_size, "at least 1")
+        require_at_least(1, queue_size=queue_size)
         check_num_samples(num_samples)
         if queue_size >= num_samples:
             warn(

@@ -25,7 +25,7 @@ from kinfolk.clustering.labels import (
     sample_confidence,
 )
 from kinfolk.detectors.base import Space
-from kinfolk.errors import require
+from kinfolk.errors import require_at_least
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework
 from kinfolk.objectives import NTXentLoss
@@ -35,7 +35,8 @@ from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, to_de
 
 
 class Prototypes(Exact):
-    """`PseudoLabels` at several granularities, with the `concentration` of the clusters."""
+    """`PseudoLabels` at several granularities, with the `concentration` of the clusters, of which
+    `how` are settings."""
 
     concentration: Tensor
 
@@ -43,15 +44,11 @@ class Prototypes(Exact):
         self,
         num_samples: int,
         num_clusters: int | tuple[int, ...],
-        *,
-        temperature: float,
-        alpha: float,
-        clip: float,
         confidence: Confidence,
+        **how: float,
     ) -> None:
         super().__init__()
-        self.temperature, self.confidence = temperature, confidence
-        self.how = {"temperature": temperature, "alpha": alpha, "clip": clip}
+        self.confidence, self.how = confidence, how
         self.clusters = PseudoLabels(num_samples, num_clusters, seed=0, accepts=True)
         self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
 
@@ -88,7 +85,7 @@ class Prototypes(Exact):
         if self.confidence == "cluster":
             return self._phi[level][labels_N].reciprocal()
         unit = F.normalize(features_ND, dim=1), F.normalize(centroids_KD, dim=1)
-        return sample_confidence(*unit, labels_N, self.temperature)
+        return sample_confidence(*unit, labels_N, self.how["temperature"])
 
     @property
     def _phi(self) -> tuple[Tensor, ...]:
@@ -145,9 +142,8 @@ class PCL(ClusteringFramework, MomentumFramework):
     ) -> None:
         super().__init__(encoder, head, NTXentLoss(temperature=temperature, **given))
         self.set_schedule(warmup_epochs, every)
-        require(queue_size >= 0, "queue_size", queue_size, "at least 0")
-        drawn = num_prototypes is None or num_prototypes >= 1
-        require(drawn, "num_prototypes", num_prototypes, "at least 1")
+        require_at_least(0, queue_size=queue_size)
+        require_at_least(1, num_prototypes=num_prototypes)
         self.require_projected("prototypes")
         check_acceptance(schedule, final_rate, confidence)
         check_num_samples(num_samples)
@@ -158,14 +154,8 @@ class PCL(ClusteringFramework, MomentumFramework):
             self.add_queue(num_samples, queue_size, momentum, "constant")
         if num_clusters is None:
             num_clusters = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8))
-        self.prototypes = Prototypes(
-            num_samples,
-            num_clusters,
-            temperature=temperature,
-            alpha=alpha,
-            clip=clip,
-            confidence=confidence,
-        )
+        how = {"temperature": temperature, "alpha": alpha, "clip": clip}
+        self.prototypes = Prototypes(num_samples, num_clusters, confidence, **how)
         self.draws: Tensor
         self.register_buffer("draws", torch.tensor(0))
 

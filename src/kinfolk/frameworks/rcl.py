@@ -27,7 +27,7 @@ from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.labels import check_falling
 from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Space
-from kinfolk.errors import require, require_choice
+from kinfolk.errors import require, require_at_least, require_choice
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework, MomentumSchedule, both_orders
 from kinfolk.models.heads import embedding_size, prediction_head
@@ -321,8 +321,7 @@ class RCL(ClusteringFramework, SupportFramework):
         _refuse_unused(settings)
         if criteria is None:
             criteria = count_levels(radii if num_clusters is None else num_clusters)
-        for name, number in (("criteria", criteria), ("num_keys", num_keys)):
-            require(number >= 1, name, number, "at least 1")
+        require_at_least(1, criteria=criteria, num_keys=num_keys)
         clusters = criteria > 1
         queue = queue_size, momentum, predictor_size, temperature, momentum_schedule
         super().__init__(encoder, head, num_samples, *queue, **given)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import UsageError, require, require_choice
+from kinfolk.errors import UsageError, require, require_at_least, require_choice
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXentLoss
@@ -129,8 +129,7 @@ class SPCL(ClusteringFramework):
         }
         check_num_samples(num_samples)
         self.set_schedule(warmup_epochs, every)
-        for name, weight in self.weights.items():
-            require(weight >= 0, name, weight, "at least 0")
+        require_at_least(0, **self.weights)
         if not any(self.weights.values()):
             raise ValueError(f"one of {', '.join(self.weights)} must be above 0")
         for each in reinitialise:
@@ -139,7 +138,7 @@ class SPCL(ClusteringFramework):
         require(not warmup_epochs or contrast_weight > 0, "warmup_epochs", warmup_epochs, alone)
         require_choice("prototypes", prototypes, get_args(Source))
         require_choice("batch_mode", batch_mode, get_args(Batches))
-        require(whiten is None or whiten >= 1, "whiten", whiten, "at least 1")
+        require_at_least(1, whiten=whiten)
         self.num_samples, self.reinitialise = num_samples, reinitialise
         self.contrast_apart, self.batch_mode = contrast_apart, batch_mode
         self._stats: Stats | None = None

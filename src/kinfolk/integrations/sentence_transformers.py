@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from kinfolk import distributed
 from kinfolk.data.labels import linked_rows
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkError, require
+from kinfolk.errors import KinfolkError, require, require_at_least
 from kinfolk.files import first_line
 from kinfolk.objectives import BimodalLoss, CLIPLoss, SigLIPLoss
 
@@ -163,8 +163,7 @@ class KinfolkLoss(nn.Module):
         super().__init__()
         two_towers = isinstance(loss, BimodalLoss | SigLIPLoss)
         require(two_towers, "loss", loss, "a loss of two towers, such as kf.CLIPLoss()")
-        fits = mini_batch_size is None or mini_batch_size >= 1
-        require(fits, "mini_batch_size", mini_batch_size, "at least 1")
+        require_at_least(1, mini_batch_size=mini_batch_size)
         self.model, self.loss = model, loss
         self.both_directions = both_directions and in_batch_negatives
         self.negatives = {"own_only": own_negatives_only, "in_batch": in_batch_negatives}

@@ -15,6 +15,7 @@ from kinfolk.errors import (
     did_you_mean,
     import_optional,
     require,
+    require_at_least,
     require_choice,
 )
 from kinfolk.models.heads import SplitEncoder, evaluating
@@ -92,7 +93,7 @@ class ResNet(nn.Module):
         super().__init__()
         require_choice("stem", stem, get_args(Stem))
         require(1 <= width <= WIDEST, "width", width, f"in [1, {WIDEST}]")
-        require(in_channels >= 1, "in_channels", in_channels, "at least 1")
+        require_at_least(1, in_channels=in_channels)
         self.config: dict[str, Any] | None = None  # arguments of `build_encoder`
         self.output_size = width * 8 * block.expansion
         kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
@@ -148,7 +149,7 @@ class Adapted(nn.Module):
 
     def __init__(self, module: nn.Module, output_size: int) -> None:
         super().__init__()
-        require(output_size >= 1, "output_size", output_size, "at least 1")
+        require_at_least(1, output_size=output_size)
         self.config: dict[str, Any] | None = None
         self.module, self.output_size = module, output_size
 

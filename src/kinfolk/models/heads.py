@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 
 
 def projection_head(
@@ -35,9 +35,7 @@ def projection_head(
         last_affine: whether that last BatchNorm has weight and bias.
         bias: of all linear layers. None: only where no BatchNorm with a bias follows.
     """
-    numbers = {"in_size": in_size, "hidden_size": hidden_size, "out_size": out_size}
-    for name, value in {**numbers, "layers": layers}.items():
-        require(value >= 1, name, value, "at least 1")
+    require_at_least(1, in_size=in_size, hidden_size=hidden_size, out_size=out_size, layers=layers)
     sizes = [in_size, *[hidden_size] * (layers - 1), out_size]
     modules: list[nn.Module] = []
     for layer in range(layers):

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError, import_optional, require
+from kinfolk.errors import KinfolkError, UsageError, import_optional, require, require_at_least
 from kinfolk.files import first_line
 
 
@@ -45,9 +45,8 @@ class TextTransformer(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        names = ("vocab_size", "context", "layers", "heads", "width")
-        for name, value in zip(names, (vocab_size, context, layers, heads, width), strict=True):
-            require(value >= 1, name, value, "at least 1")
+        require_at_least(1, vocab_size=vocab_size, context=context, width=width)
+        require_at_least(1, layers=layers, heads=heads)
         require(width % heads == 0, "width", width, f"a multiple of `heads` (={heads})")
         require(0 <= end_id < vocab_size, "end_id", end_id, f"in [0, vocab_size={vocab_size})")
         self.output_size, self.context, self.end_id, self.causal = width, context, end_id, causal

@@ -301,6 +301,33 @@ class Objective(Settings, ABC):
             self.detector.on_metric("loss", value)  # type: ignore[union-attr]
 
 
+class HasObjectives(ABC):
+    """Abstract. Several losses, which are set alike."""
+
+    @property
+    @abstractmethod
+    def objectives(self) -> tuple[Objective, ...]: ...
+
+    @property
+    def stats(self) -> Stats:
+        """Counts of the last step."""
+        first, *others = (each.stats for each in self.objectives)
+        return sum(others, first)
+
+    def set_eval_labels(self, labels: Tensor | None) -> None:
+        for objective in self.objectives:
+            objective.set_eval_labels(labels)
+
+    def set_groups(self, groups: Tensor | None) -> None:
+        for objective in self.objectives:
+            objective.set_groups(groups)
+
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        """Called before each epoch, counted from 0."""
+        for objective in self.objectives:
+            objective.set_progress(epoch, num_epochs)
+
+
 def _with_groups(pairs: Pairs, groups_N: Tensor) -> Pairs:
     keys, others = (group_keys(ids, groups_N[ids]) for ids in (pairs.ids, pairs.candidate_ids))
     return pairs.with_changes(groups=keys, candidate_groups=others)

@@ -27,11 +27,10 @@ from kinfolk import distributed
 from kinfolk.contrast import Rows, State
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import require
-from kinfolk.objectives.base import Objective, Settings, group_keys
+from kinfolk.objectives.base import HasObjectives, Objective, Settings, group_keys
 from kinfolk.objectives.ntxent import NTXentLoss
 from kinfolk.objectives.sogclr import AveragedLoss, SogCLRLoss
 from kinfolk.pairs import Pairs, integer_ids, unit
-from kinfolk.stats import Stats
 
 
 class LearnedTemperature(nn.Module):
@@ -205,7 +204,7 @@ def group_ids_of(values: Iterable[object]) -> Tensor:
     return torch.tensor([hash_value(value) for value in values], dtype=torch.int64)
 
 
-class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
+class BimodalLoss(HasObjectives, TwoTowers, ABC, Generic[Direction]):
     """Abstract. The mean of a loss of images against texts and one of texts against images, each
     with its state and a copy of the detector."""
 
@@ -260,30 +259,12 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
         return self.image, self.text
 
     @property
-    def stats(self) -> Stats:
-        """Counts of the last call, of both directions."""
-        return self.image.stats + self.text.stats
-
-    @property
     def current_temperature(self) -> float:
         return self.temperature if self.learned is None else self.learned.value
 
     def temperature_parameters(self) -> list[nn.Parameter]:
         """For a parameter group without weight decay; empty if t is constant."""
         return [] if self.learned is None else list(self.learned.parameters())
-
-    def set_eval_labels(self, labels: Tensor | None) -> None:
-        for objective in self.objectives:
-            objective.set_eval_labels(labels)
-
-    def set_groups(self, groups: Tensor | None) -> None:
-        """For calls without `group_ids`."""
-        for objective in self.objectives:
-            objective.set_groups(groups)
-
-    def set_progress(self, epoch: float, num_epochs: int) -> None:
-        for objective in self.objectives:
-            objective.set_progress(epoch, num_epochs)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.contrast import Rows, State
-from kinfolk.errors import require
+from kinfolk.errors import require_at_least, require_choice
 from kinfolk.objectives.base import may_read
 from kinfolk.objectives.bimodal import BimodalLoss, LearnedTemperature
 from kinfolk.objectives.sogclr import AveragedLoss
@@ -37,7 +37,7 @@ class RobustContrastLoss(AveragedLoss):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
+        require_at_least(0, epsilon=self.epsilon)
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         t, weight, pull = rows.t, rows.weight(), rows.pull(self.own_weight)
@@ -106,8 +106,8 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        kind, kinds = self.temperature_gradient, get_args(TemperatureGradient)
-        require(kind in kinds, "temperature_gradient", kind, f"one of {', '.join(kinds)}")
+        kind = self.temperature_gradient
+        require_choice("temperature_gradient", kind, get_args(TemperatureGradient))
         halved = kind == "released"  # log u and ρ; then doubled
         factor = 2.0 if halved else 1.0
         learned = LearnedTemperature(self.temperature, self.min_temperature, gradient_factor=factor)

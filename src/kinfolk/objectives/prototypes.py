@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, State, contrast
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.objectives.base import Objective
 from kinfolk.pairs import OUT, Action, Pairs, unit
 
@@ -42,7 +42,7 @@ class PrototypeCrossEntropy(nn.Module):
         log_zero: float = -4.0,
     ) -> None:
         super().__init__()
-        require(reverse_weight >= 0, "reverse_weight", reverse_weight, "at least 0")
+        require_at_least(0, reverse_weight=reverse_weight)
         require(log_zero < 0, "log_zero", log_zero, "below 0")
         self.num_clusters, self.symmetric = tuple(num_clusters), (reverse_weight, log_zero)
         self.head = nn.Linear(num_features, sum(self.num_clusters))

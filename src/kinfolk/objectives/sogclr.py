@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.contrast import Rows, State
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.objectives.base import Objective
 from kinfolk.stores.per_sample import PerSample
 
@@ -48,8 +48,7 @@ class AveragedLoss(Objective, ABC):
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
         require(0 < self.gamma <= 1, "gamma", self.gamma, "in (0, 1]")
-        epochs = self.decay_epochs
-        require(epochs is None or epochs >= 1, "decay_epochs", epochs, "at least 1, or None")
+        require_at_least(1, decay_epochs=self.decay_epochs)
         self._set_gamma(0)
         self.store = PerSample(self.num_samples, log_u=-math.inf)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.errors import require
+from kinfolk.errors import require, require_at_least
 from kinfolk.stores.per_sample import (
     Exact,
     StepRandom,
@@ -32,7 +32,7 @@ class Draw(StepRandom):
 
     def __init__(self, num_samples: int, number: int | None) -> None:
         super().__init__()
-        require(number is None or number >= 1, "num_negatives", number, "at least 1")
+        require_at_least(1, num_negatives=number)
         self.num_samples, self.number = num_samples, number
 
     @property
@@ -99,8 +99,7 @@ class Bank(Exact):
     def __init__(self, num_samples: int, dim: int, momentum: float = 0.5, seed: int = 0) -> None:
         super().__init__()
         check_num_samples(num_samples)
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        require(dim >= 1, "dim", dim, "at least 1")
+        require_at_least(1, dim=dim)
         below_1 = "in [0, 1): at 1 the bank would never learn"
         require(0 <= momentum < 1, "momentum", momentum, below_1)
         self.num_samples, self.dim, self.momentum, self.seed = num_samples, dim, momentum, seed

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import require
+from kinfolk.errors import require_at_least
 from kinfolk.seeding import step_generator
 
 COARSE = (torch.bfloat16, torch.float16)
@@ -83,6 +83,7 @@ class StepRandom(OnHost, ABC):
 def check_num_samples(num_samples: object) -> None:
     if isinstance(num_samples, bool) or not isinstance(num_samples, Integral):
         raise TypeError(f"`num_samples` (={num_samples!r}) must be an int")
+    require_at_least(1, num_samples=int(num_samples))
 
 
 def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
@@ -170,7 +171,6 @@ class PerSample(Exact):
     def __init__(self, num_samples: int, **fields: float) -> None:
         super().__init__()
         check_num_samples(num_samples)
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         self.num_samples, self.fields = num_samples, tuple(fields)
         first = torch.tensor([float(value) for value in fields.values()])
         self.register_buffer("rows", first.repeat(num_samples, 1), persistent=False)

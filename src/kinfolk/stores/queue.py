@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.errors import require
+from kinfolk.errors import require_at_least
 from kinfolk.stores.per_sample import Exact, is_broken, refuse_recomputation, unless_broken
 
 
@@ -41,8 +41,7 @@ class Queue(Exact):
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        require(size >= 1, "size", size, "at least 1")
-        require(dim >= 1, "dim", dim, "at least 1")
+        require_at_least(1, size=size, dim=dim)
         self.size, self.dim = size, dim
         self.register_buffer("features", torch.zeros(size, dim))
         self.register_buffer("ids", torch.full((size,), -1))
