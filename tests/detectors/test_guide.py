@@ -398,9 +398,7 @@ def test_degrees_are_a_setting_of_a_training() -> None:
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"`positives` \(=\(11, 4\)\) must have as many features as"
-    ):
+    with pytest.raises(ValueError, match=r"`positives` \(=\(11, 4\)\) must be as wide as"):
         Guide(features(), positives=features()[1:], margin=0.1)
     with pytest.raises(ValueError, match="`positives` must be given with `features`"):
         Guide(positives=features(), margin=0.1)

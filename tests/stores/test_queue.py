@@ -69,9 +69,9 @@ def test_a_cast_to_16_bits_leaves_it_exact() -> None:
 def test_wrong_shapes_are_named() -> None:
     with pytest.raises(ValueError, match=r"`size` \(=0\) must be at least 1"):
         Queue(0, 2)
-    with pytest.raises(ValueError, match=r"must have the shapes \(rows, 2\) and \(rows,\)"):
+    with pytest.raises(ValueError, match=r"must be of the shape \(\d, 2\): a row for"):
         Queue(4, 2).push(torch.zeros(2, 3), torch.arange(2))
-    with pytest.raises(ValueError, match=r"must have the shapes \(rows, 2\) and \(rows,\)"):
+    with pytest.raises(ValueError, match=r"must be of the shape \(\d, 2\): a row for"):
         Queue(4, 2).push(torch.zeros(2, 2), torch.arange(3))
     assert repr(Queue(4, 2)) == "Queue(size=4, dim=2)"
 

@@ -68,17 +68,23 @@ class FNC(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
-        sim_RC, n_R, alpha = block.sim_RC, block.per_row(block.num_negatives_b), self.alpha
+        sim_RC, n_R = block.sim_RC, block.per_row(block.num_negatives_b)
         least = -2.0 if self.min_similarity is None else self.min_similarity
         level_R = torch.full_like(sim_RC[:, 0], least)
-        if alpha is None and self.top_k is None:
+        if self.alpha is None and self.top_k is None:
             return Kin(above(block, level_R))
-        most = sim_RC.shape[1]
-        most = min(most, self.top_k or most) if alpha is None else max(1, round(most * alpha))
-        k_R = n_R if alpha is None else (n_R.double() * alpha).round().long()
-        k_R1, rounding = k_R.clamp(1, most).unsqueeze(1), 8 * torch.finfo(sim_RC.dtype).eps
-        kth_R = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1).squeeze(1) - rounding
+        kth_R = top_level(sim_RC, n_R, self.alpha, self.top_k)
         return Kin(above(block, torch.maximum(kth_R, level_R).masked_fill(n_R == 0, torch.inf)))
+
+
+def top_level(sim_RC: Tensor, n_R: Tensor, alpha: float | None, top_k: int | None = None) -> Tensor:
+    """(R,) just below the k-th highest similarity, k = round(alpha · n), at least 1, or `top_k`."""
+    most = sim_RC.shape[1]
+    most = min(most, top_k or most) if alpha is None else max(1, round(most * alpha))
+    k_R = n_R if alpha is None else (n_R.double() * alpha).round().long()
+    k_R1 = k_R.clamp(1, most).unsqueeze(1)
+    kth_R = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1).squeeze(1)
+    return kth_R - 8 * torch.finfo(sim_RC.dtype).eps
 
 
 @register(

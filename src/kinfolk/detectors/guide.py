@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfolk.detectors.base import Detector, guide_similarities, register
-from kinfolk.detectors.fnc import level_below
+from kinfolk.detectors.fnc import level_below, top_level
 from kinfolk.errors import UsageError, require, warn_if_most_are_flagged
 from kinfolk.pairs import OUT, Block, Kin
 
@@ -120,11 +120,9 @@ class Guide(Detector):
         positives_MF = None if positives is None else _read_table(positives, "positives")
         if features_NF is not None and positives_MF is not None:
             (rows, size), (others, other_size) = features_NF.shape, positives_MF.shape
-            if size != other_size or others < rows:
-                raise ValueError(
-                    f"`positives` (={(others, other_size)}) must have as many features as"
-                    f" `features` (={(rows, size)}), and a row for each of its rows"
-                )
+            must = f"as wide as `features` (={(rows, size)}), with a row for each of its rows"
+            fits = size == other_size and others >= rows
+            require(fits, "positives", (others, other_size), must)
         self.register_buffer("features", features_NF, persistent=False)
         self.register_buffer("positives", positives_MF, persistent=False)
 
@@ -165,7 +163,8 @@ class Guide(Detector):
         if self.margin is not None:
             level_R1 = level_below(pos_R1, self.margin, self.relative)
         else:
-            level_R1 = self._quantile(sim_RC, block)
+            n_R = block.per_row(block.num_negatives_b)
+            level_R1 = top_level(sim_RC, n_R, self.alpha).unsqueeze(1)
         kin_RC = sim_RC > level_R1.clamp(min=-2)
         return Kin(kin_RC * (1 + sim_RC).clamp(0, 2) / 2 if self.degrees else kin_RC)
 
@@ -197,15 +196,6 @@ class Guide(Detector):
             table = self.positives
         assert table is not None
         return functional.normalize(table[ids].to(dtype), dim=1)
-
-    def _quantile(self, sim_RC: Tensor, block: Block) -> Tensor:
-        """(R, 1) just below the k-th highest similarity, k = round(α n), at least 1."""
-        assert self.alpha is not None
-        most = max(1, round(sim_RC.shape[1] * self.alpha))  # n is at most C
-        k_b = (block.num_negatives_b.double() * self.alpha).round().long().clamp(1, most)
-        k_R1 = block.per_row(k_b).unsqueeze(1)
-        level_R1 = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1)
-        return level_R1 - 8 * torch.finfo(sim_RC.dtype).eps
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
         """The features are shared, as they are only read."""

@@ -8,7 +8,7 @@ The scale and the bias stay parameters of the open_clip model, which passes them
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ from kinfolk.stats import Stats
 class OpenClipLoss(nn.Module):
     """Abstract."""
 
-    loss: CLIPLoss | SigLIPLoss
+    kind: ClassVar[type[CLIPLoss | SigLIPLoss]]
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__()
+        self.loss = self.kind(learnable=False, **settings)
         self._next: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def set_batch(self, ids: Tensor | None, group_ids: Tensor | None = None) -> None:
@@ -68,15 +69,11 @@ class ClipLoss(OpenClipLoss):
     """open_clip's `ClipLoss` with a detector, over all ranks. `settings`: arguments of
     `kf.CLIPLoss`, except for the temperature."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.loss = CLIPLoss(learnable=False, **settings)
+    kind = CLIPLoss
 
 
 class SigLipLoss(OpenClipLoss):
     """open_clip's `SigLipLoss` with a detector. `settings`: arguments of `kf.SigLIPLoss`, except
     for temperature and bias."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.loss = SigLIPLoss(learnable=False, **settings)
+    kind = SigLIPLoss

@@ -140,6 +140,6 @@ class Bank(Exact):
     def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
         return {"features": {"num_samples": self.num_samples, "dim": self.dim}}
 
-    def __repr__(self) -> str:
-        size = f"num_samples={self.num_samples}, dim={self.dim}"
-        return f"Bank({size}, momentum={self.momentum}, seed={self.seed})"
+    def extra_repr(self) -> str:
+        names = ("num_samples", "dim", "momentum", "seed")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import require_at_least
+from kinfolk.errors import require, require_at_least
 from kinfolk.seeding import step_generator
 
 COARSE = (torch.bfloat16, torch.float16)
@@ -90,10 +90,8 @@ def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too sm
     """Refuses ids outside of [0, N). An accelerator does that itself."""
     if len(ids) and ids.device.type == "cpu":
         low, high = (int(x) for x in ids.aminmax())
-        if low < 0 or high >= num_samples:
-            raise ValueError(
-                f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): {why}"
-            )
+        must = f"in [0, {num_samples}): {why}"
+        require(0 <= low <= high < num_samples, "ids", low if low < 0 else high, must)
 
 
 def refuse_recomputation(name: str) -> None:

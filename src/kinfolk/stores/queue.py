@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.errors import require_at_least
+from kinfolk.errors import require, require_at_least
 from kinfolk.stores.per_sample import Exact, is_broken, refuse_recomputation, unless_broken
 
 
@@ -67,11 +67,9 @@ class Queue(Exact):
         """Appends (b, D) rows with their ids (b,), those of all ranks; of more than Q rows the last
         Q remain. On an accelerator the places of a broken step stay as they were, and count as
         filled."""
-        if features.ndim != 2 or features.shape[1] != self.dim or ids.shape != features.shape[:1]:
-            raise ValueError(
-                f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have"
-                f" the shapes (rows, {self.dim}) and (rows,)"
-            )
+        must = f"of the shape ({len(ids)}, {self.dim}): a row for each of `ids`"
+        fits = features.shape == (*ids.shape, self.dim) and ids.ndim == 1
+        require(fits, "features", tuple(features.shape), must)
         refuse_recomputation("a loss over a queue")
         if is_broken(is_finite):
             return
