@@ -139,13 +139,14 @@ def install_hint(packages: str, extra: str | None = None) -> str:
 def import_optional(
     module: str, package: str, extra: str | None = None, what: str = "this model"
 ) -> ModuleType:
+    root = module.partition(".")[0]
     try:
         return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        if getattr(error, "name", None) != module.partition(".")[0]:
+    except (ImportError, RuntimeError, OSError) as error:
+        if getattr(error, "name", None) != root:
             raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
         raise UsageError(
-            f"{what} needs the package {package}; {install_hint(package, extra)}"
+            f"{what} needs the package {root}; {install_hint(package, extra)}"
         ) from None
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError, install_hint, require_choice
+from kinfolk.errors import KinfolkError, UsageError, import_optional, require_choice
 from kinfolk.files import first_line, write_by_name
 from kinfolk.models.encoders import build_encoder
 from kinfolk.models.weights import (
@@ -118,10 +118,8 @@ def export(
             " the folder sentence-transformer that a run with --model st/NAME has"
         )
     if format == "onnx":
-        missing = next((why for each in ONNX_PACKAGES if (why := unavailable(each))), None)
-        if missing is not None:
-            hint = install_hint(" ".join(ONNX_PACKAGES), "onnx")
-            raise UsageError(f"onnx can't be written: {missing}; {hint}")
+        for package in ONNX_PACKAGES:
+            import_optional(package, " ".join(ONNX_PACKAGES), "onnx", "the format onnx")
     module, meta = load_encoder(path)
     encoder = ExportedEncoder(module, meta.get("views") or {})
     if format in PACKAGES:

@@ -156,7 +156,8 @@ def explain_read_errors(what: str, kind: str = "array") -> Iterator[None]:
                 f"{what} holds Python objects, not numbers, and is not loaded, because it could run"
                 " code; save plain arrays"
             ) from error
-        raise KinfolkError(f"{what} is not a readable {kind}: {first_line(error)}") from error
+        why = first_line(error.__cause__ or error)
+        raise KinfolkError(f"{what} is not a readable {kind}: {why}") from error
 
 
 def file_digest(path: Path, size: int = 16) -> str:

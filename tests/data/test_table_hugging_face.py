@@ -170,7 +170,7 @@ def test_refuses_several_columns_of_labels(tmp_path: Path, datasets: Any) -> Non
 def test_refuses_a_damaged_file(tmp_path: Path, datasets: Any) -> None:
     made(datasets, [1]).to_parquet(tmp_path / "train-00000-of-00002.parquet")
     (tmp_path / "train-00001-of-00002.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(KinfolkError, match=r"can't be read by `datasets`: .*[Pp]arquet"):
+    with pytest.raises(KinfolkError, match=r"not a readable data set of `datasets`: .*[Pp]arquet"):
         open_source(tmp_path)
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, short
+from kinfolk.errors import KinfolkWarning, UsageError, short
 from kinfolk.features import SUFFIXES, Ints, open_features
-from kinfolk.files import first_line
+from kinfolk.files import explain_read_errors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -345,7 +345,7 @@ def read_column(
     suffix, kinds = path.suffix.lower(), ".npy, .csv, .tsv, .parquet or .txt"
     if not path.is_file():
         raise UsageError(f"there is no file `{path}`; {option} takes {kinds}")
-    try:
+    with explain_read_errors(f"`{path}`", f"file for {option}"):
         if suffix == ".npy":
             return KeyedColumn(path, np.load(path, allow_pickle=False).tolist())
         if suffix in TABLES:
@@ -354,12 +354,6 @@ def read_column(
             return _choose_column(path, read_columns(path), names)
         if suffix == ".txt":
             return KeyedColumn(path, path.read_text(encoding="utf-8").splitlines())
-    except KinfolkError:
-        raise
-    except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(
-            f"`{path}` has no readable {option.removeprefix('--')} ({first_line(error)})"
-        ) from error
     raise UsageError(f"{option} (={path}) must end in {kinds}")
 
 

@@ -211,7 +211,7 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
 
 
 def open_cifar(path: Path, layout: Layout) -> ArraySource:
-    try:
+    with explain_read_errors(f"`{path}`", "official CIFAR archive"):
         if path.is_dir():
             contents = {name: (path / name).read_bytes() for name in layout.files}
         else:
@@ -229,12 +229,6 @@ def open_cifar(path: Path, layout: Layout) -> ArraySource:
                 raise ValueError(f"images of type {images.dtype} and shape {images.shape}")
             labels = [int(label) for part in parts for label in loaded[part][layout.labels]]
             splits[split] = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-    except KinfolkError:
-        raise
-    except Exception as error:  # a broken pickle raises nearly anything
-        raise KinfolkError(
-            f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}"
-        ) from error
     return ArraySource(splits, name=f"`{path}`", classes=classes)
 
 

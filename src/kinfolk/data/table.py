@@ -15,7 +15,7 @@ from kinfolk.data.labels import read_columns, split_name
 from kinfolk.data.source import FileSource, Source, TableRows, as_utf8
 from kinfolk.data.text import PairSource, open_pairs, text_columns
 from kinfolk.errors import KinfolkError, UsageError, import_optional
-from kinfolk.files import first_line
+from kinfolk.files import explain_read_errors
 
 _ROLES = ("caption", "label", "group", "split")
 
@@ -122,13 +122,8 @@ def _has_images(path: Path, image_column: str) -> bool:
 
 def open_hugging_face(path: Path, name: str, columns: Columns) -> HuggingFaceSource:
     package = import_optional("datasets", "datasets", "hf", name)
-    try:
+    with explain_read_errors(name, "data set of `datasets`"):
         return _open(package, path, name, columns)
-    except KinfolkError:
-        raise
-    except Exception as error:  # readers raise nearly anything on a broken file
-        why = first_line(error.__cause__ or error)
-        raise KinfolkError(f"{name} can't be read by `datasets`: {why}") from error
 
 
 def _open(package: Any, path: Path, name: str, columns: Columns) -> HuggingFaceSource:

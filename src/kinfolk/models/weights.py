@@ -20,6 +20,7 @@ from kinfolk.errors import KinfolkError, KinfolkWarning
 from kinfolk.files import (
     DamagedFileError,
     check_safetensors,
+    explain_read_errors,
     first_line,
     write_safetensors,
     write_text,
@@ -86,13 +87,8 @@ def load_encoder(
                 f"{file} does not describe its encoder; pass the module as `load_encoder(path,"
                 " encoder=module)`"
             )
-        try:
+        with explain_read_errors(str(file), "description of an encoder"):
             encoder = _build(config)
-        except KinfolkError:
-            raise
-        except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
-            why = f"describes an encoder this version can't build: {first_line(error)}"
-            raise KinfolkError(f"{file} {why}") from error
     load_state(encoder, read_state(file), source=str(file))
     meta = description["meta"]
     epoch, epochs = meta.get("epoch"), meta.get("epochs")
@@ -215,18 +211,16 @@ def _inner(encoder: nn.Module) -> nn.Module:
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    sidecar, source, text = file.with_suffix(".json"), file, ""
+    sidecar, text = file.with_suffix(".json"), ""
     try:
         if file.suffix == ".safetensors":
             text = _metadata(file).get("kinfolk", "")
     except Exception as error:
         raise _refuse(file, error) from error
-    try:
+    with explain_read_errors(f"the description of {file}", "document of JSON"):
         if not text and sidecar.is_file():
-            text, source = sidecar.read_text(encoding="utf-8"), sidecar
+            text = sidecar.read_text(encoding="utf-8")
         description = json.loads(text or "{}")
-    except (OSError, ValueError, RecursionError) as error:
-        raise KinfolkError(f"{source} is not valid JSON: {first_line(error)}") from error
     description = description if isinstance(description, dict) else {}
     meta = description.get("meta")
     return {**description, "meta": meta if isinstance(meta, dict) else {}}
