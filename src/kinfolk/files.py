@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -345,3 +346,28 @@ def _reason(error: BaseException) -> str:
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
     return _REASONS.get(getattr(cause, "errno", None) or 0, first_line(cause or error))
+
+
+def read_json_objects(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the `.json` files of a folder contain, by their names without the ending."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            value = first_line(error)
+        if not isinstance(value, dict):
+            raise KinfolkError(f"{path} is not a result; evaluate again, or remove it.")
+        found[path.stem] = value
+    return found
+
+
+def to_json(value: Any) -> Any:
+    """Arrays become lists; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if hasattr(value, "tolist"):
+        return to_json(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -28,6 +28,11 @@ def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") ->
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *key))
 
 
+def draw_ids(total: int, most: int, seed: int, *key: int | str) -> torch.Tensor:
+    """Of all, or of `most` at random; ascending."""
+    return torch.randperm(total, generator=generator(seed, *key))[:most].sort().values
+
+
 def step_generator(seed: int, count: int) -> torch.Generator:
     """For the `count`-th step of a module that stores its random 62-bit `seed`."""
     return torch.Generator().manual_seed(seed ^ count)

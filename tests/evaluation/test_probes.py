@@ -120,7 +120,7 @@ def test_an_unfinished_fit_is_said_and_not_warned_of() -> None:
 def test_a_probe_without_classes_labels_or_finite_features_is_refused() -> None:
     x, y = blobs(30, 1)
     with pytest.raises(
-        KinfolkError, match="at least two classes; all 30 labelled training samples are of class 4"
+        KinfolkError, match=r"at least two classes, .* 30 labelled training samples"
     ):
         linear_probe(x, np.full(30, 4), x, y)
     with pytest.raises(KinfolkError, match="train part has no labelled samples"):

@@ -17,7 +17,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import retrieval
-from kinfolk.evaluation.retrieval import Towers, rank, rank_correlation, run_pair_retrieval
+from kinfolk.evaluation.retrieval import Towers, rank, run_pair_retrieval
 from kinfolk.report.results import figures_of_result
 from tests.training.text_table import write_table
 
@@ -79,12 +79,3 @@ def test_equal_embeddings_score_low() -> None:
     assert math.isnan(none.map)
     with pytest.raises(KinfolkError, match="not finite"):
         rank(torch.full((1, 1), torch.nan), torch.ones(1, 1), torch.arange(1), torch.arange(1))
-
-
-def test_rank_correlation_equals_scipy() -> None:
-    from scipy.stats import spearmanr
-
-    x = torch.randn(40, generator=torch.Generator().manual_seed(0))
-    y = (x + torch.randn(40, generator=torch.Generator().manual_seed(1))).round()  # with ties
-    assert rank_correlation(x, y) == pytest.approx(spearmanr(x.numpy(), y.numpy()).statistic)
-    assert math.isnan(rank_correlation(x, torch.ones(40)))

@@ -110,7 +110,7 @@ def test_the_metric_goes_by_the_name() -> None:
 def test_odd_labels_and_wrong_use() -> None:
     (x, y), (xt, yt) = blobs(60, 1), blobs(60, 2)
     with pytest.raises(
-        KinfolkError, match="at least two classes; all 60 labelled training samples are of class 2"
+        KinfolkError, match=r"at least two classes, .* 60 labelled training samples"
     ):
         transfer(x, np.full(60, 2), xt, yt)
     one_each = np.array([np.flatnonzero(y == label)[0] for label in range(3)])

@@ -59,11 +59,6 @@ def test_the_axis_of_epochs_has_whole_numbers(last: int, step: int) -> None:
     assert (axis["tickmode"], axis["tick0"], axis["dtick"]) == ("linear", 1, step)
 
 
-def test_without_labels_there_are_no_panels_of_labels() -> None:
-    panels = [panel.id for panel in curve_panels(metrics(), labelled=False)]
-    assert panels == ["loss", "flagged", "similarity", "lr", "cost"]
-
-
 def test_what_the_run_has_not_is_left_out() -> None:
     rows = [
         {"epoch": 1, "loss": 2.0, "knn": math.nan},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:
     ]
     assert texts.describe_training(record) == "trained for 12 epochs on 60 images"
     assert result_rows(record.results) == [("knn", "93.0 %", ""), ("linear", "95.0 %", "")]
-    assert (record.num_train, record.labelled) == (60, True)
+    assert record.num_train == 60
     assert ("Refused", "3 files, see quarantine.csv") in texts.facts_of(record)
 
 
@@ -141,13 +142,11 @@ def test_empty_sections_are_not_shown() -> None:
     assert [name for name, _ in texts.configuration(config)] == ["run", "optimizer"]
 
 
-def test_an_unlabelled_run_has_no_figures_of_labels(tmp_path: Path) -> None:
+def test_a_run_without_labels_has_no_tiles_of_labels(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", data=images()))
-    assert not record.labelled
+    record = replace(record, epochs=[{"epoch": 1, "loss": 2.0, "flagged": 0.1}])
     names = [name for name, _, _ in texts.tiles(record)]
-    assert "kNN accuracy" not in names
-    assert "Detection F1" not in names
-    assert read_record(make_run(tmp_path / "labelled", data=images(classes=["a", "b"]))).labelled
+    assert names == ["Linear probe", "Pairs flagged", "Loss"]
 
 
 @pytest.mark.parametrize(

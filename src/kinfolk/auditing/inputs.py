@@ -144,7 +144,8 @@ def _add_images(
     source = open_source(images, labels_from_folders=labels_from_folders)
     data = prepare(source, image_size=PIXELS, **options)
     number, refused = len(found.features), len(data.quarantine)
-    if refused or number != len(data):
+    keys = data.samples.keys if found.keys is None else found.keys
+    if refused or number != len(data) or list(keys) != list(data.samples.keys):
         unread = ""
         if refused:
             first, why = data.quarantine[0]
@@ -152,11 +153,6 @@ def _add_images(
         raise UsageError(
             f"--images (={images}) has {len(data) + refused:,} images{unread} and `{features}` has"
             f" {number:,} rows; give the images of exactly these rows, in order"
-        )
-    if found.keys is not None and list(found.keys) != list(data.samples.keys):
-        raise UsageError(
-            f"the images in `{images}` are not those of the table of `{features}`, or have another"
-            " order; give the data that the features were computed from"
         )
     origin = replace(found.origin, data=images, labels_from_folders=labels_from_folders)
     added = _from_images(found.features, data, source, origin)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, suggest_alpha, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
-from kinfolk.report.html import Panel, figure, line, outlines, write_page
+from kinfolk.report.html import Panel, figure, line, outlines, rounded, write_page
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -124,9 +124,6 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
     def place(ids: Any) -> Any:
         return np.searchsorted(samples, ids).tolist()
 
-    def rounded(values: Any) -> list[float]:
-        return [round(float(value), 4) for value in values]
-
     hub_notes = [f"{row['occurrence']} anchors, {row['times_expected']:.1f}×" for row in hubs]
     doubts = [
         f"rather {audit.class_name(int(row['suggested']))}? ({row['probability']:.0%})"
@@ -139,10 +136,10 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
     return samples.tolist(), {
         "samples": _describe(audit, samples.tolist()),
         "anchors": place(anchors),
-        "thresholds": rounded(audit.thresholds[anchors]),
+        "thresholds": rounded(audit.thresholds[anchors], 4),
         "flagged": audit.flagged[anchors].tolist(),
         "kin": [place(each["kin"]) for each in pairs],
-        "similarity": [rounded(each["similarity"]) for each in pairs],
+        "similarity": [rounded(each["similarity"], 4) for each in pairs],
         "groups": cards,
         "hubs": list(zip(place(hubs["sample"]), hub_notes, strict=True)),
         "mislabels": list(zip(place(mislabels["sample"]), doubts, strict=True)),

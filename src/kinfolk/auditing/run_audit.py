@@ -43,9 +43,9 @@ from kinfolk.auditing.suspects import (
     find_hubs,
 )
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
-from kinfolk.errors import UsageError, csv_text, utf8_key
+from kinfolk.errors import csv_text, require, utf8_key
 from kinfolk.features import Features, Floats, Ints, from_tensor, open_features
-from kinfolk.files import write_by_name, write_text
+from kinfolk.files import to_json, write_by_name, write_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -96,12 +96,8 @@ def audit(
         >>> found.thresholds.shape, found.pairs.dtype.names
         ((50,), ('anchor', 'kin', 'similarity', 'rank'))
     """
-    if not 0 < alpha < 1:
-        raise UsageError(
-            f"`alpha` (={alpha}) must be in (0, 1): the share of a sample's similarities to flag"
-        )
-    if pairs < 1:
-        raise UsageError(f"`pairs` (={pairs}) must be at least 1")
+    require(0 < alpha < 1, "alpha", alpha, "in (0, 1)")
+    require(pairs >= 1, "pairs", pairs, "at least 1")
     if isinstance(features, str | os.PathLike) and (Path(features) / "config.yaml").is_file():
         run = read_input(features, progress=progress)
         features, views = run.features, run.views
@@ -113,10 +109,8 @@ def audit(
     num = len(checked)
     labels_N, classes = (None, None) if labels is None else encode(labels, num)
     for name, given in (("keys", keys), ("texts", texts)):
-        if given is not None and len(given) != num:
-            raise UsageError(
-                f"`{name}` (={len(given):,}) must be as many as the samples (={num:,})"
-            )
+        number = num if given is None else len(given)
+        require(number == num, name, number, f"as many as the samples (={num:,})")
     found = compare_all(checked, alpha, max(pairs, NEIGHBOURS), progress)
     copies_M2 = None if images is None else find_copies(images, found.near_NK, progress)
     outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
@@ -257,10 +251,8 @@ class Audit:
             "batches": [asdict(line) for line in self.batches],
             "verdict": verdict(self, origin).sentences,
         }
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in figures.items()
-        }
+        summary: dict[str, Any] = to_json(figures)
+        return summary
 
     def num_groups(self, kind: str) -> int:
         """`kind`: "duplicate" or "near-duplicate"."""

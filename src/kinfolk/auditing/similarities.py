@@ -260,9 +260,8 @@ def kin_share(labels_N: Ints | None) -> float:
 
 
 def kin_share_range(labels_N: Ints) -> tuple[float, float]:
-    """95 % confidence interval of `kin_share` if the labelled samples are a random part of all:
-    that of a U-statistic, corrected for the labelled part, on a logarithmic scale, because the
-    share is small."""
+    """95 % confidence interval of `kin_share` if a random part is labelled: that of a U-statistic,
+    corrected for the labelled part, on a logarithmic scale."""
     share, num = kin_share(labels_N), int((labels_N >= 0).sum())
     known = num / len(labels_N)
     if num < 3 or share in (0, 1):

@@ -63,10 +63,9 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LabelCheck:
-    """`found`: rows of sample, label, suggested label and the probability that this one is right,
-    the clearest first. `accuracy`: share of the labels that the features predict without having
-    seen them. `noise` and `recall` are estimates: the share of random labels, ε, and of random
-    errors that would be listed."""
+    """`found`: rows of sample, label, suggested label and its probability, the clearest first.
+    `accuracy`: share of the labels that the features predict without having seen them. `noise`,
+    `recall`: estimated shares of random labels, ε, and of random errors that would be listed."""
 
     found: NDArray[Any]
     accuracy: float = float("nan")

@@ -23,11 +23,10 @@ REFERENCES = (("ImageNet-1k", 0.001), ("CIFAR-100", 0.01), ("CIFAR-10", 0.1))
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where audited samples and features come from, for the words and commands of the verdict.
-    `data`, `guide` and `model` (an encoder of sentences) are for a training with these samples, and
-    `has_labels` says whether it finds labels. `encoder` says in words what computed the features,
-    `same_samples` whether it was trained on the same samples without labels or another model,
-    `captions` whether with captions, or the samples are sentences."""
+    """Where audited samples and features come from. `data`, `guide` and `model` (of sentences) are
+    for a training with these samples; `encoder` says in words what computed the features,
+    `same_samples` whether it learned from these samples alone, without labels or another model;
+    `captions`: it learned from captions, or the samples are sentences."""
 
     data: str | None = None
     labels_from_folders: bool = False

@@ -239,10 +239,8 @@ def transfer(
     require_choice("metric", metric, get_args(Metric))
     good = train_y.ndim == 1 or metric == "map"
     require(good, "metric", metric, "map if samples have several labels")
-    train, test = (
-        labelled_arrays(train_x, train_y, "train"),
-        labelled_arrays(test_x, test_y, "test"),
-    )
+    train = labelled_arrays(train_x, train_y, "train")
+    test = labelled_arrays(test_x, test_y, "test")
     if metric == "map" and train_y.ndim == 1:  # one label of each sample
         classes = np.unique(train[1])
         train, test = ((x, (y[:, None] == classes).astype(np.int64)) for x, y in (train, test))
@@ -264,8 +262,7 @@ def _search(
     of_mean: bool,
     max_iter: int = MAX_ITERATIONS,
 ) -> ProbeResult:
-    """Uses the strength that has the best mean metric on the held-out parts, the stronger one in a
-    tie, or the middle one if nothing can be held out."""
+    """In a tie the stronger ℓ2 penalty is used."""
     good = bool(strengths) and min(strengths) > 0
     require(good, "strengths", tuple(strengths), "one or more numbers above 0")
     (x, y), ordered = train, sorted(strengths, reverse=True)
@@ -280,11 +277,10 @@ def _search(
         best = max(ordered, key=lambda each: np.nan_to_num(round(held_out[each], 9), nan=-1.0))
     found, converged = _measure(train, test, best, of_mean, max_iter)
     if not converged:
-        what = "labels that some samples have and others do not"
-        if y.ndim == 1:
-            what = f"at least two classes; all {len(y)} labelled training samples are of class"
-            what = f"{what} {y[0]}"
-        raise KinfolkError(f"Logistic regression needs {what}.")
+        raise KinfolkError(
+            "Logistic regression needs at least two classes, or labels that some samples have and"
+            f" others do not; there are {len(y)} labelled training samples."
+        )
     metrics: Any = {name.replace("-", "_"): value for name, value in found.items()}
     about: Any = {"strength": best, "held_out": held_out, "converged": all(converged)}
     return ProbeResult(found[metric], metric, **metrics, **about)
@@ -293,9 +289,9 @@ def _search(
 def _measure(
     train: Part, test: Part, strength: float, of_mean: bool, max_iter: int
 ) -> tuple[dict[str, float], list[bool]]:
-    """Metrics on `test`, in the order of `ProbeResult`, and which fits on `train` converged: for
-    (N,) classes a logistic regression, for (N, K) labels one of each label that some samples have
-    and others do not. `of_mean`: the penalty applies to the mean of the losses."""
+    """Metrics in the order of `ProbeResult`, and which fits converged: one of (N,) classes, or one
+    of each of K labels that some samples have and others do not. `of_mean`: the penalty is of the
+    mean loss."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

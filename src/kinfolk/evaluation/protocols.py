@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kinfolk.data.views import Views
 from kinfolk.detectors import GloFND
 from kinfolk.embedding import LabelledFeatures, divide, embed
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import UsageError
 from kinfolk.evaluation import gradient_training
 from kinfolk.evaluation.detection import (
     SEEDS,
@@ -31,8 +31,8 @@ from kinfolk.evaluation.detection import (
     threshold_error,
 )
 from kinfolk.evaluation.probes import knn_accuracy, linear_probe, metric_of, transfer
-from kinfolk.files import write_text
-from kinfolk.seeding import generator
+from kinfolk.files import read_json_objects, to_json, write_text
+from kinfolk.seeding import draw_ids, generator
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
@@ -52,32 +52,13 @@ def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> P
     folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{protocol}.json"
-    text = json.dumps(_to_json({"protocol": protocol, **result}), indent=2, allow_nan=False)
+    text = json.dumps(to_json({"protocol": protocol, **result}), indent=2, allow_nan=False)
     write_text(path, text + "\n")
     return path
 
 
 def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
-    results = {}
-    for path in sorted((Path(run) / FOLDER).glob("*.json")):
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            result = str(error)
-        if not isinstance(result, dict):
-            raise KinfolkError(f"{path} is not a result; evaluate again, or remove it.")
-        results[path.stem] = result
-    return results
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    if hasattr(value, "tolist"):
-        return _to_json(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return read_json_objects(Path(run) / FOLDER)
 
 
 def _sizes(used: LabelledFeatures, seed: int) -> dict[str, Any]:
@@ -292,11 +273,9 @@ def run_kin(
     """Quality of the method's detection at the end of its training, and of the exact quantile, over
     all training samples with two views each, in the contrasted space.
 
-    With `text` it is that of images against captions and of captions against images, by the
-    detector of each direction, and the mean of both, without augmentation and with the first
-    caption of each sample. In data without labels, false negatives are samples of the same group,
-    which a training never contrasts: the result says whether the detector would find them by
-    itself."""
+    With `text`: of images against captions and the reverse, and the mean of both, without
+    augmentation and with each sample's first caption. Without labels, false negatives are samples
+    of one group, which a training never contrasts."""
     num = images.num_train
     ids, labels, truth = torch.arange(num), images.labels, "labels"
     if text is not None and (labels is None or not bool((labels[:num] >= 0).any())):
@@ -308,10 +287,7 @@ def run_kin(
             " give labelled data"
         )
     labels = labels[:num]
-    anchors = torch.arange(num)
-    if num > most_anchors:
-        draw = torch.randperm(num, generator=generator(seed, "kin-anchors"))
-        anchors = draw[:most_anchors].sort().values
+    anchors = draw_ids(num, most_anchors, seed, "kin-anchors")
 
     def embed_views(of: Preparation) -> Tensor:
         given: Any = {"device": _device(), "progress": progress, "projected": True}

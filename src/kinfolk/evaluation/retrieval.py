@@ -24,7 +24,7 @@ from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.heads import evaluating
 from kinfolk.models.weights import Pair
-from kinfolk.seeding import generator
+from kinfolk.seeding import draw_ids
 
 KS = (1, 5, 10)
 MOST_PAIRS = 20_000
@@ -133,15 +133,12 @@ def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) ->
 
 
 def run_zero_shot(towers: Towers, data: ImageData, *, progress: bool = False) -> dict[str, Any]:
-    if data.labels is None:
-        raise UsageError(
-            "the data has no labels, which zero-shot accuracy needs; give labelled data, or"
-            " --labels-from-folders if folders are classes"
-        )
     ids, where = evaluated_ids(data)
-    ids = ids[data.labels[ids] >= 0]
-    if not len(ids):
-        raise UsageError("none of the evaluated samples has a label")
+    if data.labels is None or not len(ids := ids[data.labels[ids] >= 0]):
+        raise UsageError(
+            "the evaluated samples have no labels, which zero-shot accuracy needs; give labelled"
+            " data, or --labels-from-folders if folders are classes"
+        )
     classes_KD = class_embeddings(towers.texts, data.classes or ())
     rows_K = torch.arange(len(classes_KD))
     images_ND = towers.images(data, ids, progress)
@@ -224,8 +221,7 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
     assert data.texts is not None
     ids, where = evaluated_ids(data)
     if len(ids) > MOST_PAIRS:
-        order = torch.randperm(len(ids), generator=generator(seed, "pair-retrieval"))
-        ids = ids[order[:MOST_PAIRS].sort().values]
+        ids = ids[draw_ids(len(ids), MOST_PAIRS, seed, "pair-retrieval")]
         where = f"{MOST_PAIRS:,} pairs of {where}, drawn"
     groups_N, pairs = data.texts.groups[ids], data.texts.of(ids)
     sides = []
@@ -259,6 +255,8 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
 def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
     """Spearman's correlation of the cosine similarity of anchor and positive with the column
     `score`."""
+    from scipy.stats import spearmanr
+
     if data.texts is None or data.texts.scores is None:
         raise UsageError(
             "the data has no column `score`, with the similarity of the two texts by people; give"
@@ -270,15 +268,11 @@ def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
         raise UsageError(f"{len(ids)} pairs have a score; a correlation needs at least 3")
     pairs = data.texts.of(ids)
     one, other = (towers.texts([texts[side] for texts in pairs]) for side in (0, 1))
-    spearman = rank_correlation((one * other).sum(1), data.texts.scores[ids])
-    if math.isnan(spearman):
+    ranked = (one * other).sum(1).numpy(), data.texts.scores[ids].numpy()
+    if any((values == values[0]).all() for values in ranked):
         raise UsageError(f"the {len(ids)} pairs have one score, or one similarity: no correlation")
-    return {"spearman": spearman, "pairs": len(ids), "measured_on": where}
-
-
-def rank_correlation(x_N: Tensor, y_N: Tensor) -> float:
-    from scipy.stats import spearmanr
-
-    if bool((x_N == x_N[0]).all() or (y_N == y_N[0]).all()):
-        return math.nan
-    return float(spearmanr(x_N.numpy(), y_N.numpy()).statistic)
+    return {
+        "spearman": float(spearmanr(*ranked).statistic),
+        "pairs": len(ids),
+        "measured_on": where,
+    }

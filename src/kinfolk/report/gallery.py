@@ -25,7 +25,7 @@ from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.embedding import embed
 from kinfolk.errors import short
 from kinfolk.evaluation.protocols import Augmented
-from kinfolk.report.html import Panel, figure, outlines, render_template
+from kinfolk.report.html import Panel, figure, outlines, render_template, rounded
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, preserve_random_state
 from kinfolk.training.load_run import flagged_candidates, load_framework
@@ -101,15 +101,12 @@ class Gallery:
         """In random order, as samples are often sorted by class."""
         order = torch.randperm(len(self.anchors), generator=generator(0, "gallery")).numpy()
 
-        def rounded(values: NDArray[np.float32]) -> list[float]:
-            return [round(float(value), 3) for value in values]
-
         columns = {"anchors": self.anchors, "flagged": self.flagged, "right": self.right}
         return {
             **{name: None if c is None else c[order].tolist() for name, c in columns.items()},
             "kin": [row[row >= 0].tolist() for row in self.kin[order]],
-            "similarity": [rounded(row[np.isfinite(row)]) for row in self.similarity[order]],
-            "thresholds": None if self.thresholds is None else rounded(self.thresholds[order]),
+            "similarity": [rounded(row[np.isfinite(row)], 3) for row in self.similarity[order]],
+            "thresholds": None if self.thresholds is None else rounded(self.thresholds[order], 3),
         }
 
 

@@ -39,10 +39,8 @@ def write_page(
     sheet: str | None = None,
     **words: Any,
 ) -> None:
-    """Templates and scripts are named by their path in this package; `template` extends
-    `report/shell.html`, and `scripts` run in this order after `shell.js`. They read `data` by name.
-    `sections` are ids and names for the bar at the top; `sheet` is the data URI of the sprite
-    sheet."""
+    """`template` extends `report/shell.html`; `scripts` run after `shell.js` and read `data` by
+    name. `sections`: ids and names for the bar at the top; `sheet`: data URI of the sprites."""
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
@@ -147,6 +145,10 @@ def line(
     }
 
 
+def rounded(values: Iterable[Any], digits: int) -> list[float]:
+    return [round(float(value), digits) for value in values]
+
+
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
     """Histograms of several groups (name, finite values, colour, dash) as lines over the same bins,
     each normalised to its group."""
@@ -189,29 +191,28 @@ class Curve:
     lines: dict[str, str]
     percent: bool = False
     from_zero: bool = False
-    needs_labels: bool = False
 
 
-_labelled = partial(Curve, percent=True, needs_labels=True)
+_percent = partial(Curve, percent=True)
 _share = partial(Curve, percent=True, from_zero=True)
 _from_zero = partial(Curve, from_zero=True)
 CURVES = (
     Curve("loss", "Loss", "mean over the epoch", {"loss": "Loss"}),
-    _labelled("knn", "kNN accuracy", "weighted kNN on the encoder's features", {"knn": "kNN"}),
+    _percent("knn", "kNN accuracy", "weighted kNN on the encoder's features", {"knn": "kNN"}),
     _share("flagged", "Flagged pairs", "share of the negatives", {"flagged": "Flagged"}),
-    _labelled(
+    _percent(
         "detection",
         "Detection",
         "flagged pairs against the labels",
         {"precision": "Precision", "recall": "Recall", "f1": "F1"},
     ),
-    _labelled(
+    _percent(
         "anchor_detection",
         "Detection per anchor",
         "computed for each anchor, mean over the anchors",
         {"anchor_precision": "Precision", "anchor_recall": "Recall", "anchor_f1": "F1"},
     ),
-    _labelled(
+    _percent(
         "clusters",
         "Clusters",
         "pseudo-labels of the first level against the labels",
@@ -223,19 +224,18 @@ CURVES = (
         "of its positives, and of negatives with its label",
         {"tp_similarity": "True positives", "fn_similarity": "False negatives"},
     ),
-    _labelled(
+    _percent(
         "features_nmi",
         "NMI of the features",
         "k-means on the encoder's features against the labels, mean over seeds",
         {"features_nmi": "NMI"},
     ),
-    Curve(
+    _percent(
         "hierarchy",
         "Hierarchy",
         "share of samples that conform to it, are clustered at its top level, and are in the"
         " largest cluster there",
         {"conforming": "Conforming", "clustered": "Clustered", "largest_cluster": "Largest"},
-        percent=True,
     ),
     _share(
         "keys",
@@ -260,9 +260,9 @@ CURVES = (
 )
 
 
-def curve_panels(epochs: Sequence[dict[str, float]], labelled: bool = True) -> list[Panel]:
+def curve_panels(epochs: Sequence[dict[str, float]]) -> list[Panel]:
     panels = []
-    for curve in CURVES if labelled else [each for each in CURVES if not each.needs_labels]:
+    for curve in CURVES:
         traces, described, drawn_epochs = [], [], set[int]()
         for (metric, label), colour in zip(curve.lines.items(), COLOURS, strict=False):
             rows = [row for row in epochs if math.isfinite(row.get(metric, math.nan))]

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from kinfolk.errors import short
-from kinfolk.seeding import generator
+from kinfolk.report.html import rounded
+from kinfolk.seeding import draw_ids, generator
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -64,7 +65,7 @@ class EmbeddingMap:
     sprites: Sprites | None
 
     def as_json(self) -> dict[str, Any]:
-        x, y = ([round(float(value), 3) for value in axis] for axis in self.points_N2.T)
+        x, y = (rounded(axis, 3) for axis in self.points_N2.T)
         tile = None if self.sprites is None else self.sprites.layout
         described = {"keys": self.keys, "labels": self.labels, "classes": self.classes}
         return {"x": x, "y": y, **described, "tile": tile}
@@ -72,10 +73,8 @@ class EmbeddingMap:
 
 def choose(total: int, seed: int, limit: int = MAX_POINTS) -> NDArray[np.int64]:
     """Ids of all samples, or of `limit` at random, ascending."""
-    if total <= limit:
-        return np.arange(total, dtype=np.int64)
-    order = torch.randperm(total, generator=generator(seed, "map")).numpy()
-    return np.sort(order[:limit]).astype(np.int64)
+    ids: NDArray[np.int64] = draw_ids(total, limit, seed, "map").numpy()
+    return ids
 
 
 def draw_map(

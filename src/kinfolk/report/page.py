@@ -137,7 +137,7 @@ def add_missing(
 
 
 def _write(path: Path, record: Record, drawn: Drawn) -> None:
-    curves = curve_panels(record.epochs, record.labelled)
+    curves = curve_panels(record.epochs)
     gallery, embedding = drawn.gallery, drawn.map
     costs = [panel for panel in curves if panel.id in COSTS]
     panels = [*(panel for panel in curves if panel not in costs), *drawn.levels, *costs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -12,8 +11,8 @@ from typing import Any
 
 from kinfolk.data.prepare import read_quarantine
 from kinfolk.data.sample_table import Samples
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, duration, plural
-from kinfolk.files import first_line
+from kinfolk.errors import KinfolkWarning, UsageError, duration, plural
+from kinfolk.files import read_json_objects
 from kinfolk.report.results import is_number
 from kinfolk.training.documents import (
     describe_torn_lines,
@@ -27,8 +26,7 @@ from kinfolk.training.documents import (
 
 @dataclass(frozen=True)
 class Record:
-    """`epochs`: one entry of `metrics.jsonl` for each. `num_train` is 0 and `labelled` True if they
-    are not known."""
+    """`epochs`: one entry of `metrics.jsonl` for each. `num_train` is 0 if it is not known."""
 
     path: Path
     config: dict[str, Any]
@@ -36,7 +34,6 @@ class Record:
     results: dict[str, dict[str, Any]]
     num_train: int = 0
     num_refused: int = 0
-    labelled: bool = True
 
     @property
     def method(self) -> str:
@@ -53,35 +50,19 @@ class Record:
 
 def read_record(run: Path) -> Record:
     """Every file but `config.yaml` may be missing."""
-    hint = "give the folder that `kinfolk train --out` wrote"
-    if not run.is_dir():
-        raise UsageError(f"there is no run folder at {run}; {hint}")
     if not (run / "config.yaml").is_file():
-        raise UsageError(f"{run} is not a run folder: it has no config.yaml; {hint}")
-    refused, num_train, labelled = run / "quarantine.csv", 0, True
-    if (run / "samples.parquet").is_file():
-        samples = Samples.read(run / "samples.parquet")
-        num_train = samples.num_train
-        labelled = samples.labels is not None and bool((samples.labels >= 0).any())
+        raise UsageError(
+            f"{run} is no run folder (no config.yaml); give one that `kinfolk train --out` wrote"
+        )
+    refused, table = run / "quarantine.csv", run / "samples.parquet"
     return Record(
         path=run.resolve(),
         config=read_yaml(run / "config.yaml"),
         epochs=_read_epochs(run / "metrics.jsonl"),
-        results={file.stem: _read_json(file) for file in sorted((run / "eval").glob("*.json"))},
-        num_train=num_train,
+        results=read_json_objects(run / "eval"),
+        num_train=Samples.read(table).num_train if table.is_file() else 0,
         num_refused=len(read_quarantine(refused)) if refused.is_file() else 0,
-        labelled=labelled,
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise KinfolkError(
-            f"{path} is not valid JSON ({first_line(error)}); restore it, or remove it"
-        ) from error
-    return value if isinstance(value, dict) else {}
 
 
 def _read_epochs(path: Path) -> list[dict[str, float]]:
@@ -143,16 +124,15 @@ def describe_training(record: Record) -> str:
 def facts_of(record: Record) -> list[tuple[str, str]]:
     """Label and value of the main settings, as far as the run records them."""
 
-    def setting(section: str, name: str) -> Any:
-        inside = record.config.get(section)
-        return inside.get(name) if isinstance(inside, Mapping) else None
+    from kinfolk.training.settings import flat
 
+    settings = flat(record.config)
     speed, refused = record.last("images_per_second"), plural(record.num_refused, "file")
     facts = [
-        ("Data", setting("data", "source")),
-        ("Encoder", setting("model", "name")),
-        ("Batch size", record.config.get("batch_size")),
-        ("Seed", record.config.get("seed")),
+        ("Data", settings.get("data.source")),
+        ("Encoder", settings.get("model.name")),
+        ("Batch size", settings.get("batch_size")),
+        ("Seed", settings.get("seed")),
         ("Speed", None if speed is None else f"{speed:,.0f} samples/s"),
         ("Refused", f"{refused}, see quarantine.csv" if record.num_refused else None),
         *(("Warning", message) for message in first_warnings(record.epochs).values()),
@@ -163,13 +143,13 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
 def tiles(record: Record) -> list[tuple[str, str, str]]:
     """Name, value and note of the tiles, for the metrics that the run has."""
     found, epochs = [], len(record.epochs)
-    if record.labelled and (knn := record.values("knn")):
+    if knn := record.values("knn"):
         found.append(("kNN accuracy", percent(knn[-1]), f"best {percent(max(knn))}"))
     if is_number(accuracy := record.results.get("linear", {}).get("accuracy")):
         found.append(("Linear probe", percent(accuracy), "on frozen features"))
     if is_number(recall := record.results.get("retrieval", {}).get("mean")):
         found.append(("Mean recall", percent(recall), "at 1, 5 and 10, both ways"))
-    if record.labelled and (f1 := record.last("f1")) is not None:
+    if (f1 := record.last("f1")) is not None:
         precision, recall = (percent(record.last(name)) for name in ("precision", "recall"))
         found.append(("Detection F1", percent(f1), f"precision {precision}, recall {recall}"))
     if (flagged := record.last("flagged")) is not None:

@@ -34,8 +34,6 @@ SHARES = {
 }
 DISTANCES = {"mae": "MAE", "rmse": "RMSE"}
 """Errors of thresholds; lower is better."""
-OTHER_RULES = ("exact",)
-"""Results of another rule than the method's."""
 METRICS = {"top1": "top-1", "mean-per-class": "mean per class", "map": "mAP"}
 
 
@@ -90,7 +88,7 @@ def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             if key in DIRECTIONS and all(map(is_number, value.values())):
                 for rank, share in value.items():
                     yield f"{DIRECTIONS[key]} {rank}", 100 * float(share)
-            elif key not in OTHER_RULES:
+            elif key != "exact":  # of another rule than the method's
                 yield from _walk(f"{name} {key}", value)
         elif is_number(value):
             if key in MAIN:

@@ -29,7 +29,7 @@ from kinfolk.evaluation.probes import knn_accuracy
 from kinfolk.frameworks import RCL
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import evaluating
-from kinfolk.seeding import generator
+from kinfolk.seeding import draw_ids
 from kinfolk.stores.per_sample import Collected
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.launch import float32_products
@@ -123,10 +123,7 @@ def _parts(
 
 def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
     """Random, because samples are often sorted by class."""
-    if len(ids) <= limit:
-        return ids
-    order = torch.randperm(len(ids), generator=generator(seed, "knn", what))
-    return ids[order[:limit].sort().values]
+    return ids[draw_ids(len(ids), limit, seed, "knn", what)]
 
 
 class ClusterQuality:
