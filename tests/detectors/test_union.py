@@ -160,7 +160,7 @@ def test_detectors_that_do_not_fit_are_refused() -> None:
         kf.Union(kf.Teacher(), kf.Guide(alpha=0.1))
     with pytest.raises(ValueError, match="cannot be united"):
         kf.Union(kf.IFND(num_samples=8), kf.IFND(num_samples=8, source="bank"))
-    with pytest.raises(TypeError, match="must be detectors"):
+    with pytest.raises(TypeError, match="must be a detector object"):
         kf.Union()
     with pytest.raises(ValueError, match="`space` of united detectors"):
         kf.Union(kf.IFND(num_samples=8), kf.IFND(num_samples=8, space="features"))

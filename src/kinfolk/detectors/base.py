@@ -151,6 +151,12 @@ class Detector(Exact, ABC):
         return self
 
 
+def require_detector(detector: object) -> None:
+    if not isinstance(detector, Detector):
+        must = "must be a detector object, such as kf.FNC(top_k=3)"
+        raise TypeError(f"`detector` (={detector!r}) {must}")
+
+
 def _text(value: object) -> str:
     """The shape of a tensor or array, the beginning of a long list."""
     shape = getattr(value, "shape", None)
@@ -194,10 +200,7 @@ class Wrapped(Detector, ABC):
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
-        if not isinstance(detector, Detector):
-            raise TypeError(
-                f"`detector` (={detector!r}) must be a detector, such as kf.FNC(top_k=3)"
-            )
+        require_detector(detector)
         self.detector = detector
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:

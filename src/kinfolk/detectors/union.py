@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.detectors.base import Detector
+from kinfolk.detectors.base import Detector, require_detector
 from kinfolk.pairs import Block, Kin, check_answer
 
 
@@ -43,9 +43,8 @@ class Union(Detector):
 
     def __init__(self, *detectors: Detector) -> None:
         super().__init__()
-        if not detectors or not all(isinstance(each, Detector) for each in detectors):
-            example = "kf.Union(kf.FNC(top_k=3), kf.PositiveMargin())"
-            raise TypeError(f"`detectors` (={detectors!r}) must be detectors, such as {example}")
+        for each in detectors or (None,):
+            require_detector(each)
         self.members, self.detectors = detectors, nn.ModuleList(detectors)
         self.register_buffer("refreshed", torch.tensor(-1))  # the last epoch before which it was
         self.num_samples = _agree("num_samples", detectors)

@@ -23,7 +23,7 @@ from kinfolk.contrast import (
     compile_block_loss,
     contrast,
 )
-from kinfolk.detectors.base import Detector
+from kinfolk.detectors.base import Detector, require_detector
 from kinfolk.errors import require, require_choice
 from kinfolk.pairs import ACTIONS, Action, Pairs, integer_ids, to_unit, two_views
 from kinfolk.stats import Stats
@@ -86,10 +86,8 @@ class Settings(nn.Module):
 
     def __post_init__(self, compile: bool) -> None:
         self.compiles, found, action = compile, self.detector, self.action
-        if found is not None and not isinstance(found, Detector):
-            raise TypeError(
-                f"`detector` (={found!r}) must be a detector object, such as kf.FNC(top_k=3)"
-            )
+        if found is not None:
+            require_detector(found)
         t, rows, least = self.temperature, self.block_rows, self.min_negatives
         require(0 < t < math.inf, "temperature", t, "above 0")
         require_choice("action", action, ACTIONS)
