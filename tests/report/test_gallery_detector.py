@@ -16,9 +16,9 @@ from kinfolk.report.gallery import (
     Compared,
     batch_levels,
     bounds_of,
+    build_gallery,
     embed_samples,
     exact_level,
-    find_kin,
     level_panels,
 )
 from tests.report.synthetic import images, method
@@ -40,7 +40,7 @@ def test_kin_are_those_above_the_anchors_own_threshold() -> None:
     found = compared(detector)
     labels = torch.arange(2 * NUM) % 3
     labels[:10] = -1
-    gallery = find_kin(found, labels, detector.thresholds[found.ids])
+    gallery = build_gallery(found, labels, detector.thresholds[found.ids])
     sim = found.embedding @ found.embedding.T
     assert gallery.flagged is not None
     assert gallery.right is not None
@@ -59,7 +59,7 @@ def test_kin_are_those_above_the_anchors_own_threshold() -> None:
 
 
 def test_without_a_detector_the_nearest_are_shown() -> None:
-    gallery = find_kin(compared(None), None)
+    gallery = build_gallery(compared(None), None)
     assert (gallery.kin >= 0).all()
     assert [gallery.flagged, gallery.right, gallery.thresholds] == [None] * 3
     assert gallery.title == "Nearest neighbours"
@@ -74,7 +74,7 @@ def test_nearest_neighbours_are_of_clean_features() -> None:
     found = embed_samples(plain, data, views, ids, seed=3)
     features = F.normalize(embed(plain, data, views, torch.arange(30)), dim=1)
     torch.testing.assert_close(found.embedding, features)
-    gallery = find_kin(found, torch.arange(60) % 2)
+    gallery = build_gallery(found, torch.arange(60) % 2)
     assert "augmented" not in gallery.intro
 
 

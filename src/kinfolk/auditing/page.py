@@ -95,7 +95,7 @@ def write_audit_page(
         sheet=None if sheet is None else sheet.uri,
         lead=lead(audit, origin.encoder),
         verdict=verdict(audit, origin),
-        tiles=tiles(audit),
+        tiles=audit_tiles(audit),
         panels=panels,
         present=present,
         audit=audit,
@@ -228,7 +228,7 @@ def lead(audit: Audit, encoder: str | None = None) -> str:
     return text
 
 
-def tiles(audit: Audit) -> list[tuple[str, str, str]]:
+def audit_tiles(audit: Audit) -> list[tuple[str, str, str]]:
     """Label, value and note of the tiles."""
     flagged, (alpha, why) = int(audit.flagged.sum()), suggest_alpha(audit)
     number = f"{flagged / 1e6:.3g} M" if flagged >= 1_000_000 else f"{flagged:,}"

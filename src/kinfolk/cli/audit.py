@@ -195,7 +195,7 @@ def _audit(given: AuditInput, out: Path, alpha: float, pairs: int = 10) -> Audit
     from rich.text import Text
 
     from kinfolk.auditing import audit as run_audit
-    from kinfolk.auditing.page import lead, tiles
+    from kinfolk.auditing.page import audit_tiles, lead
     from kinfolk.auditing.verdict import verdict
 
     found = run_audit(
@@ -214,7 +214,7 @@ def _audit(given: AuditInput, out: Path, alpha: float, pairs: int = 10) -> Audit
     say_wrapped(lead(found, origin.encoder))
     table = plain_table("", "", "")
     table.show_header = False
-    for texts in tiles(found):
+    for texts in audit_tiles(found):
         table.add_row(*map(Text, map(printable, texts), ("", "bold", "dim")))
     screen().print(table, soft_wrap=False)
     result = verdict(found, origin)

@@ -130,7 +130,7 @@ def embed_samples(
     return Compared(places, ids_M, embedding, framework.detectors[0])
 
 
-def find_kin(
+def build_gallery(
     compared: Compared, labels: Tensor | None, thresholds: Tensor | None = None
 ) -> Gallery:
     """Without a detector the nearest neighbours are shown."""

@@ -14,9 +14,9 @@ from kinfolk.report import record as texts
 from kinfolk.report.gallery import (
     Gallery,
     bounds_of,
+    build_gallery,
     draw_retrieval,
     embed_samples,
-    find_kin,
     level_panels,
 )
 from kinfolk.report.html import Panel, curve_panels, write_page
@@ -116,7 +116,7 @@ def _draw(
     bounds = bounds_of(compared)
     learned = bounds[0].learned if bounds and bounds[0].name == "threshold" else None
     drawn.levels = level_panels(compared, config.batch_size, seed)
-    drawn.gallery = find_kin(compared, data.labels, learned)
+    drawn.gallery = build_gallery(compared, data.labels, learned)
 
 
 def add_missing(
