@@ -162,7 +162,8 @@ class DatasetSource(Source):
         if isinstance(image, tuple | list):
             image, label = image[0], image[1] if len(image) > 1 else None
         if label is not None:
-            numbers = list(map(as_int, np.ravel(label).tolist()))
+            plain = label.tolist() if hasattr(label, "tolist") else label  # also on a GPU
+            numbers = list(map(as_int, np.ravel(plain).tolist()))
             if len(numbers) != 1 or numbers[0] is None:
                 raise KinfolkError(
                     f"{self.name} gives the label {label!r}; labels must be whole numbers"
