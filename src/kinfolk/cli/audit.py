@@ -57,7 +57,9 @@ Labels = Annotated[
 ]
 Alpha = Annotated[float, _option("Share of each sample's similarities to flag.")]
 Overwrite = Annotated[bool, overwrite_option("the audit in --out")]
-ENCODER = "a run, torchvision/NAME, timm/NAME, or st/NAME of texts; default: patches of the images."
+ENCODER = (
+    "a run, torchvision/NAME, timm/NAME, or st/NAME for texts; default: patches of the images."
+)
 
 
 def audit(

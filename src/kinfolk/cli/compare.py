@@ -49,7 +49,10 @@ def compare(
     base: Annotated[
         str | None,
         option(
-            "Method to compare with; default: their framework.", "--base", "-b", metavar="METHOD"
+            "Method to compare with; default: the framework of each method.",
+            "--base",
+            "-b",
+            metavar="METHOD",
         ),
     ] = None,
     figure: Annotated[
@@ -61,8 +64,9 @@ def compare(
     """Compare runs: mean ± deviation over seeds, and a test against the base method.
 
     Runs of one method that differ only in their seed form one row.
-    gain is method − base in points, so + is better. p is of a two-sided paired t-test over n seeds,
-    corrected by Holm for several methods. to oracle is method − oracle, so − is below the oracle.
+    `gain` is method − base in points, so + is better. `p` is that of a two-sided paired t-test over
+    n seeds, corrected by Holm for several methods. `to oracle` is method − oracle, so − is below
+    the oracle.
     """
     from kinfolk.comparing import compare as compare_runs
 

@@ -160,7 +160,7 @@ def evaluate(
     ] = None,
     train_seed: Annotated[
         int | None,
-        _imported("Seed of the training, which `kinfolk compare` pairs by."),
+        _imported("Seed of the training, to pair runs in `kinfolk compare`."),
     ] = None,
     workers: Workers = None,
 ) -> None:

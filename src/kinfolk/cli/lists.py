@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
 
 ACTIONS = {
-    "eliminate": "remove from the denominator (default)",
+    "eliminate": "remove from the denominator (default of most detectors)",
     "attract": "use as an additional positive",
     "reweight": "keep in the denominator with a weight between 0 and 1",
 }

@@ -114,7 +114,8 @@ class ModelConfig(Section):
     stem: Literal["cifar", "imagenet"] | None = None
     """First layers of a ResNet; null: cifar for views up to 64 pixels, on a CPU up to 40."""
     width: int | None = Field(default=None, ge=1, le=WIDEST)
-    """Channels of the first stage of a ResNet; null: 64, or 16 for resnet10."""
+    """Channels of the first stage of a ResNet, at most 512; null: 64, or 16 for resnet10 (32 on a
+    CPU with the imagenet stem)."""
     pretrained: bool = False
     """Start from the published weights of timm or torchvision."""
     init: str | None = None
