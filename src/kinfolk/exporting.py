@@ -100,6 +100,11 @@ def export(
         format: "safetensors", "torchvision", "timm" or "onnx".
         out: the file to write, for timm the folder; by default in `RUN/export/`.
     """
+    if format == "open_clip":
+        raise UsageError(
+            "there is no export for open_clip, whose towers have other layers; train in its own"
+            " loop with kinfolk.integrations.open_clip"
+        )
     require_choice("format", format, list(FORMATS))
     default, write = FORMATS[format]
     path = Path(run)

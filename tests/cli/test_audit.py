@@ -111,7 +111,7 @@ def test_audit_writes_its_files_and_a_summary(
             2,
             "of which 1 can't be read (the first is a.png:",
         ),
-        (["bad.npy"], 1, "is empty"),
+        (["bad.npy"], 1, "`bad.npy` is not a readable array"),
         (["nan.npy"], 1, "the first is row 2"),
     ],
 )

@@ -125,7 +125,7 @@ def test_exports_say_what_to_use_instead(trained: Path, capsys: pytest.CaptureFi
     assert run("export", trained, "--format", "onnx") == 2
     assert "was trained on texts, and exports are of image encoders" in capsys.readouterr().err
     assert run("export", trained, "--format", "open_clip") == 2
-    assert "one of safetensors, torchvision, timm, onnx" in capsys.readouterr().err
+    assert "train in its own loop with kinfolk.integrations.open_clip" in capsys.readouterr().err
 
 
 def test_a_loaded_encoder_tokenizes_and_embeds(trained: Path) -> None:
