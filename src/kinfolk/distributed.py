@@ -31,6 +31,14 @@ def is_rank_zero() -> bool:
     return world_size() == 1 or dist.get_rank() == 0
 
 
+def max_over_ranks(number: int, device: torch.device) -> int:
+    if world_size() == 1:
+        return number
+    highest = torch.tensor(number, device=device)
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    return int(highest)
+
+
 @contextmanager
 def equal_batches(equal: bool = True) -> Iterator[None]:
     """Saves a collective and a wait in every step. With unequal batches, the collectives fail or
@@ -52,12 +60,16 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
     return found
 
 
+def num_cores() -> int:
+    """That this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
 @contextmanager
 def threads_of_waiting_ranks() -> Iterator[None]:
     """Within, torch computes with the CPU threads of all ranks of this machine."""
-    before, given = torch.get_num_threads(), os.environ
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    before, given, cores = torch.get_num_threads(), os.environ, num_cores()
     # torchrun does so where the user sets nothing
     set_by_torchrun = "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1"
     local = int(given.get("LOCAL_WORLD_SIZE", world_size()))

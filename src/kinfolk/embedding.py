@@ -51,6 +51,10 @@ class Projecting(Protocol):
     def embed(self, x: Tensor) -> Tensor: ...
 
 
+def best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def embed(
     model: nn.Module,
     data: Images,

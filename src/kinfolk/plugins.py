@@ -7,15 +7,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kinfolk.errors import UsageError
 from kinfolk.files import first_line
-
-Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
 def register_detector(name: str, detector: type) -> None:
@@ -31,22 +29,14 @@ def register_detector(name: str, detector: type) -> None:
     from kinfolk.detectors import DETECTORS
     from kinfolk.detectors.base import Detector
 
-    if not (isinstance(detector, type) and issubclass(detector, Detector)):
-        raise UsageError(
-            f"`detector` (={detector!r}) must be a subclass of kinfolk.detectors.Detector"
-        )
-    _register(DETECTORS, name, detector)
+    _register(DETECTORS, name, detector, Detector)
 
 
 def register_framework(name: str, framework: type) -> None:
     """Makes a subclass of `kinfolk.frameworks.Framework` available as `--method NAME`."""
     from kinfolk.frameworks import FRAMEWORKS, Framework
 
-    if not (isinstance(framework, type) and issubclass(framework, Framework)):
-        raise UsageError(
-            f"`framework` (={framework!r}) must be a subclass of kinfolk.frameworks.Framework"
-        )
-    _register(FRAMEWORKS, name, framework)
+    _register(FRAMEWORKS, name, framework, Framework)
 
 
 def load_plugins(names: Iterable[str]) -> None:
@@ -88,7 +78,12 @@ def _working_directory_on_path() -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _register(registry: dict[str, Any], name: str, kind: Kind) -> None:
+def _register(registry: dict[str, Any], name: str, kind: type, base: type) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        what = base.__name__
+        raise UsageError(
+            f"`{what.lower()}` (={kind!r}) must be a subclass of kinfolk.{what.lower()}s.{what}"
+        )
     if not name.isidentifier() or name != name.lower():
         raise UsageError(f"`name` (={name!r}) must be a lower-case identifier, such as my_detector")
     if name in registry and registry[name].__module__.startswith("kinfolk."):

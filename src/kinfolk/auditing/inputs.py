@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
-from kinfolk.errors import KinfolkWarning, UsageError, short
+from kinfolk.errors import UsageError, short, warn
 from kinfolk.features import SUFFIXES, Ints, open_features
 from kinfolk.files import explain_read_errors
 
@@ -405,7 +404,7 @@ def align(column: KeyedColumn, keys: Sequence[str] | None, num_samples: int) -> 
         first = f"(the first is {short(missing[0])})"
         parts.insert(0, f"has no entry for {len(missing):,} of {len(keys):,} samples {first}")
     if parts:
-        warnings.warn(f"{name} {' and '.join(parts)}", KinfolkWarning, stacklevel=2)
+        warn(f"{name} {' and '.join(parts)}")
     return [None if place is None else column.values[place] for place in places]
 
 

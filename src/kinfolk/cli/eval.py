@@ -17,8 +17,8 @@ from kinfolk.cli.options import (
     examples,
     flag,
     option,
-    print_refused,
     print_table,
+    read_images,
     say,
 )
 from kinfolk.errors import UsageError, did_you_mean
@@ -207,15 +207,8 @@ def evaluate(
     from kinfolk.training.load_run import measure_kin, open_run
 
     opened = open_run(run)
-    opened.encoder()  # fails before any image is read if the run has no model
     towers: Any = opened.towers() if {*names} & {*CAPTION_PROTOCOLS} else None
-    images = opened.data(
-        data,
-        progress=True,
-        labels_from_folders=labels_from_folders,
-        workers=workers,
-    )
-    print_refused(images)
+    images = read_images(opened, data, labels_from_folders, workers)
     if images.samples.captions is not None and images.samples.labels is None and "knn" in names:
         raise UsageError(
             "knn needs labels, and the data has texts without labels; evaluate this run with"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kinfolk.data.images import ImageData
+    from kinfolk.training.load_run import OpenedRun
 
 
 def screen() -> Console:
@@ -47,18 +48,11 @@ def require_new(path: Path, overwrite: bool, kind: str = "file") -> None:
         )
 
 
-def plain_table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
+def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        pad_edge=False,
-        header_style="dim",
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
@@ -78,9 +72,16 @@ def print_table(
     screen().print(table, soft_wrap=False)
 
 
-def print_refused(images: ImageData) -> None:
+def read_images(
+    opened: OpenedRun, data: str | None, labels_from_folders: bool, workers: int | None
+) -> ImageData:
+    """The data of a run, or `data`; says which images were refused."""
     from rich.console import Console
 
+    opened.encoder()  # fails before any image is read if the run has no model
+    images = opened.data(
+        data, labels_from_folders=labels_from_folders, workers=workers, progress=True
+    )
     if images.quarantine:
         path, reason = (short(text) for text in images.quarantine[0])
         number, total = len(images.quarantine), len(images) + len(images.quarantine)
@@ -89,6 +90,7 @@ def print_refused(images: ImageData) -> None:
             " lists all of them"
         )
         Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+    return images
 
 
 DATA, TRAINING, RUNNING = "Data", "Training", "Running"

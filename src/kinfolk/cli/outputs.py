@@ -15,7 +15,7 @@ from kinfolk.cli.options import (
     examples,
     option,
     overwrite_option,
-    print_refused,
+    read_images,
     require_new,
     say,
 )
@@ -51,11 +51,7 @@ def embed(
     from kinfolk.training.load_run import open_run
 
     opened = open_run(run)
-    opened.encoder()  # fails before any image is read if the run has no model
-    images = opened.data(
-        data, progress=True, labels_from_folders=labels_from_folders, workers=workers
-    )
-    print_refused(images)
+    images = read_images(opened, data, labels_from_folders, workers)
     features = opened.features(images, progress=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, lambda file: np.save(file, features))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any, final
 
 from kinfolk.data import decode
 from kinfolk.data.decode import Place, Read, read_file, strict_pillow
+from kinfolk.distributed import num_cores
 from kinfolk.errors import KinfolkError
 
 _CHUNK = 16
@@ -30,8 +30,7 @@ _START = (
 
 
 def default_workers() -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return min(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1, 32)
+    return min(num_cores(), 32)
 
 
 def read_files(

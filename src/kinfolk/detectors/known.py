@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from torch import Tensor
 from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import (
     KinfolkError,
-    KinfolkWarning,
     UsageError,
     short,
     unescape_cell,
     utf8_key,
+    warn,
 )
 from kinfolk.files import explain_read_errors, first_line
 from kinfolk.pairs import Block, Kin, is_integer, same_key
@@ -241,11 +240,10 @@ def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str])
             " audit of the same data"
         )
     if missing:
-        text = (
+        warn(
             f"{missing:,} of {len(anchors):,} pairs in `{path}` name samples that are not in the"
             " training, and are left out"
         )
-        warnings.warn(text, KinfolkWarning, stacklevel=2)
     return torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kinfolk.data.views import Views
 from kinfolk.detectors import GloFND
-from kinfolk.embedding import LabelledFeatures, divide, embed
+from kinfolk.embedding import LabelledFeatures, best_device, divide, embed
 from kinfolk.errors import UsageError
 from kinfolk.evaluation import gradient_training
 from kinfolk.evaluation.detection import (
@@ -73,7 +73,7 @@ def run_knn(parts: LabelledFeatures, k: int, temperature: float) -> dict[str, An
     test_x, test_y = (parts.test_x, parts.test_y) if parts.measured_on else (None, None)
     data = (parts.train_x, parts.train_y, test_x, test_y)
     return {
-        "accuracy": knn_accuracy(*data, k=k, temperature=temperature, device=_device()),
+        "accuracy": knn_accuracy(*data, k=k, temperature=temperature, device=best_device()),
         "k": k,
         "temperature": temperature,
         "train": len(parts.train_y),
@@ -159,7 +159,7 @@ def run_finetune(
             fraction=about["fraction"],
             epochs=epochs,
             seed=seed,
-            device=_device(),
+            device=best_device(),
             progress=progress,
         )
         rows.append({**about, "labels": int(mask.sum()), **asdict(found)})
@@ -255,10 +255,6 @@ class Augmented:
         return self.views(pixels, draw, aspect=aspect, num_views=1)[0]
 
 
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def run_kin(
     framework: Framework,
     images: ImageData,
@@ -290,7 +286,7 @@ def run_kin(
     anchors = draw_ids(num, most_anchors, seed, "kin-anchors")
 
     def embed_views(of: Preparation) -> Tensor:
-        given: Any = {"device": _device(), "progress": progress, "projected": True}
+        given: Any = {"device": best_device(), "progress": progress, "projected": True}
         return embed(framework, images, of, ids, **given)
 
     found: dict[str, Any] = {}
@@ -308,7 +304,9 @@ def run_kin(
         queries = embed_views(views).unsqueeze(1)
         with torch.no_grad():
             tokens = (text.draw(part, torch.zeros(len(part))) for part in torch.split(ids, 256))
-            others_ND = [bimodal.embed_text(each.to(_device())).float().cpu() for each in tokens]
+            others_ND = [
+                bimodal.embed_text(each.to(best_device())).float().cpu() for each in tokens
+            ]
         others = torch.cat(others_ND).unsqueeze(1)
         framework.to("cpu")
         detectors = [each.detector for each in bimodal.objectives]

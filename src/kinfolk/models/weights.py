@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, KinfolkWarning
+from kinfolk.errors import KinfolkError, warn
 from kinfolk.files import (
     DamagedFileError,
     check_safetensors,
@@ -94,8 +93,7 @@ def load_encoder(
     epoch, epochs = meta.get("epoch"), meta.get("epochs")
     if isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs:
         reached = f"after epoch {epoch} of {epochs} (step {meta.get('step')})"
-        message = f"the training was interrupted: {file} is the encoder {reached}"
-        warnings.warn(message, KinfolkWarning, stacklevel=2)
+        warn(f"the training was interrupted: {file} is the encoder {reached}")
     return encoder.eval(), meta
 
 

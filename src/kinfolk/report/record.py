@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from kinfolk.data.prepare import read_quarantine
 from kinfolk.data.sample_table import Samples
-from kinfolk.errors import KinfolkWarning, UsageError, duration, plural
+from kinfolk.errors import UsageError, duration, plural, warn
 from kinfolk.files import read_json_objects
 from kinfolk.report.results import is_number
 from kinfolk.training.documents import (
@@ -69,7 +68,7 @@ def _read_epochs(path: Path) -> list[dict[str, float]]:
     """A line that was cut off, as by a killed run, is skipped with a warning."""
     rows, torn = read_rows(path)
     if torn:
-        warnings.warn(describe_torn_lines(path, torn), KinfolkWarning, stacklevel=2)
+        warn(describe_torn_lines(path, torn))
     by_epoch = {
         row["epoch"]: {name: float(value) for name, value in row.items() if is_number(value)}
         for row in rows

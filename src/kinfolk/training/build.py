@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from kinfolk.data.text import (
 from kinfolk.data.views import Views
 from kinfolk.detectors import Guide
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.errors import KinfolkError, UsageError, warn
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
@@ -52,7 +51,7 @@ from kinfolk.training.defaults import (
     method_arguments,
     optimizer_settings,
 )
-from kinfolk.training.guides import guide_features, text_guide
+from kinfolk.training.guides import guide_features, require_rows, text_guide
 from kinfolk.training.run_folder import Run
 
 MOST_TOKENIZED = 100_000
@@ -142,24 +141,13 @@ def build_framework(
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
-    _check_guides(framework, data)
+    for part in framework.modules():
+        if isinstance(part, Guide) and part.features is not None:
+            require_rows(part.features, data.num_ids, max(len(data), data.num_ids))
     framework.set_eval_labels(labels)
     for objective in framework.objectives:
         objective.compiles = config.trainer.compile is True
     return framework
-
-
-def _check_guides(framework: Framework, data: ImageData) -> None:
-    for part in framework.modules():
-        if not isinstance(part, Guide) or part.features is None:
-            continue
-        features = part.features
-        if len(features) not in (data.num_ids, max(len(data), data.num_ids)):
-            raise UsageError(
-                f"the guide has features of {len(features):,} samples; it must have one row for"
-                f" each of the {data.num_ids:,} training samples, in data-set order, or for each of"
-                f" all {len(data):,} samples"
-            )
 
 
 def networks(
@@ -226,18 +214,14 @@ def load_initial_weights(
         parts.text_encoder, parts.text_head = text
     filled = load_parts(parts, path)
     if "text_encoder" in filled and not (config.text.tokenizer or _tokenizer_next_to(path)):
-        _warn(
+        warn(
             f"the text tower of {path} was trained with a tokenizer that is not known here; give"
             " the tokenizer.json of its training as `text.tokenizer`"
         )
     others = [(name, part) for name, part in parts.named_children() if name not in filled]
     if rest := [name for name, part in others if next(part.parameters(), None) is not None]:
         has = ", ".join(filled)
-        _warn(f"{path} has weights for {has}; {', '.join(rest)} start from random weights")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, KinfolkWarning, stacklevel=3)
+        warn(f"{path} has weights for {has}; {', '.join(rest)} start from random weights")
 
 
 def read_text(

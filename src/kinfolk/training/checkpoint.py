@@ -16,7 +16,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
@@ -212,10 +211,7 @@ class CheckpointSaver(pl.Callback):
         found = not_finite(module.framework, trainer.optimizers)
         if found is None and self._inputs is not None:
             found = not_finite_feature(module, self._inputs)
-        failed = torch.tensor(int(found is not None), device=module.device)
-        if distributed.world_size() > 1:
-            dist.all_reduce(failed, dist.ReduceOp.MAX)
-        if failed:
+        if distributed.max_over_ranks(int(found is not None), module.device):
             raise module.not_finite(
                 f"no checkpoint is saved: {found or 'the state of another rank'} of {module.method}"
             )
@@ -223,11 +219,7 @@ class CheckpointSaver(pl.Callback):
     def _agreed_action(self, device: torch.device) -> int:
         due = time.monotonic() - self._saved_at > self.every_seconds
         action = STOP if self.received is not None else SAVE if due else NOTHING
-        if distributed.world_size() == 1:
-            return action
-        highest = torch.tensor(action, device=device)
-        dist.all_reduce(highest, dist.ReduceOp.MAX)
-        return int(highest)
+        return distributed.max_over_ranks(action, device)
 
     def _interruption(self, trainer: pl.Trainer) -> InterruptedRunError:
         _ignore_signals()  # one in the clean-up would only print a traceback

@@ -6,7 +6,6 @@ import inspect
 import itertools
 import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +15,7 @@ from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import every_caption
 from kinfolk.data.views import Views
 from kinfolk.detectors import DETECTORS
-from kinfolk.errors import KinfolkWarning, UsageError, warn
+from kinfolk.errors import UsageError, warn
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import (
     detector_arguments,
@@ -316,11 +315,10 @@ def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
     if size == config.batch_size or size < 2:  # one sample per process is refused by the loader
         return config
     if chosen:
-        message = (
+        warn(
             f"`batch_size` (={config.batch_size}) is larger than the {num_train:,} training"
             f" samples; {size} is used"
         )
-        warnings.warn(message, KinfolkWarning, stacklevel=2)
     return config.model_copy(update={"batch_size": size})
 
 

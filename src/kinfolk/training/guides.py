@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.sample_table import samples_digest
 from kinfolk.data.views import Views
 from kinfolk.detectors.guide import read_features
-from kinfolk.embedding import embed
+from kinfolk.embedding import best_device, embed
 from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.files import write_atomically
 from kinfolk.models.encoders import PACKAGES, build_encoder
@@ -53,13 +53,17 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
     if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
         is_ordered = torch.equal(rows, torch.arange(len(features_NF)))
         return features_NF if is_ordered else features_NF[rows]
-    if len(features_NF) not in (data.num_train, len(data)):
-        raise UsageError(
-            f"the guide `{path}` has {len(features_NF):,} rows; it must have one for each of the"
-            f" {data.num_train:,} training samples, in data-set order, or for each of all"
-            f" {len(data):,} samples"
-        )
+    require_rows(features_NF, data.num_train, len(data))
     return features_NF[: data.num_train]
+
+
+def require_rows(features: Sized, number: int, total: int) -> None:
+    if len(features) not in (number, total):
+        raise UsageError(
+            f"the guide has features of {len(features):,} samples; it must have one row for each of"
+            f" the {number:,} training samples, in data-set order, or for each of all {total:,}"
+            " samples"
+        )
 
 
 def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) -> dict[str, Tensor]:
@@ -87,7 +91,7 @@ def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) ->
             convert_to_tensor=True,
             normalize_embeddings=True,
             show_progress_bar=False,
-            device="cuda" if torch.cuda.is_available() else "cpu",
+            device=best_device(),
         )
         return features.cpu().half()
 
@@ -160,6 +164,6 @@ def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
 
 def _embed_in_half(encoder: nn.Module, views: Views, data: ImageData) -> Tensor:
     """(N, F) in half precision, of unit norm so that nothing overflows."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    features_NF = embed(encoder, data, views, torch.arange(data.num_train), device=device)
+    ids = torch.arange(data.num_train)
+    features_NF = embed(encoder, data, views, ids, device=best_device())
     return nn.functional.normalize(features_NF, dim=1).half()

@@ -8,7 +8,6 @@ import itertools
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, final
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.errors import KinfolkError, UsageError, warn
 from kinfolk.files import first_line
 from kinfolk.training.config import TrainerConfig
 
@@ -39,8 +38,7 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
     if devices == "auto":
         devices = torch.cuda.device_count() if on_gpu else 1
         if devices > 1 and in_notebook():
-            message = f"one of {devices} GPUs is used, because this is a notebook; {terminal}"
-            warnings.warn(message, KinfolkWarning, stacklevel=2)
+            warn(f"one of {devices} GPUs is used, because this is a notebook; {terminal}")
             devices = 1
     if devices < 1:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")

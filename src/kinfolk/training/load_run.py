@@ -20,7 +20,7 @@ from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.data.text import PairTexts, TextData, Tokenizer, read_tokenizer
 from kinfolk.data.views import Views
 from kinfolk.detectors.base import Detector
-from kinfolk.embedding import Preparation, embed
+from kinfolk.embedding import Preparation, best_device, embed
 from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.evaluation.detection import flagged_mask
 from kinfolk.evaluation.protocols import run_kin
@@ -109,7 +109,7 @@ class OpenedRun:
         text = text_networks(bare, tokenizer)
         pair = Pair(*(text if "image" not in self.modalities else networks(bare, (3,))), *text)
         load_parts(pair, file)
-        return Towers(pair.eval(), self.views(), tokenizer, _device())
+        return Towers(pair.eval(), self.views(), tokenizer, best_device())
 
     def _require_exported(self, meta: Mapping[str, Any], name: str) -> None:
         run = Run(self.path)
@@ -187,7 +187,7 @@ class OpenedRun:
         chosen = None if ids is None else torch.from_numpy(ids)
         model = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
         found = embed(
-            model, data, views or self.views(), chosen, device=_device(), progress=progress
+            model, data, views or self.views(), chosen, device=best_device(), progress=progress
         )
         if bad := int((~found.isfinite().all(1)).sum()):
             raise KinfolkError(
@@ -196,10 +196,6 @@ class OpenedRun:
                 " learning rate"
             )
         return np.asarray(found.numpy(), dtype=np.float32)
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def exported_meta(path: Path) -> dict[str, Any]:

@@ -114,13 +114,10 @@ class BatchLoader:
         )
         return chosen
 
-    def _part(self, order: Tensor | StreamOrder, step: int) -> Tensor:
+    def _read(self, order: Tensor | StreamOrder, epoch: int, step: int) -> dict[str, Any]:
         share = self.batch_size // self.world_size
         start = step * self.batch_size + self.rank * share
-        return order[start : start + share]
-
-    def _read(self, order: Tensor | StreamOrder, epoch: int, step: int) -> dict[str, Any]:
-        ids = self._part(order, step)
+        ids = order[start : start + share]
         if self._stream is None:
             pixels, aspect = self.data.pixels(ids), self.data.aspect(ids)
             kept = torch.arange(len(ids))

@@ -15,7 +15,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -121,8 +120,7 @@ class TrainingModule(pl.LightningModule):
         # a rank that streams data may lose an image that cannot be read
         equal = getattr(self.data, "stream", None) is None
         with ExitStack() as stack:
-            if chunks > 1:
-                stack.enter_context(in_chunks(encoders_of(self.framework), chunks))
+            stack.enter_context(in_chunks(encoders_of(self.framework), chunks))
             if distributed.world_size() > 1:
                 stack.enter_context(distributed.equal_batches(equal))
             views = batch["views"] if "views" in batch else self.make_views(batch)
@@ -157,10 +155,8 @@ class TrainingModule(pl.LightningModule):
         """Raises on all ranks if any loss of any rank since the last check was not finite."""
         if self._failed is None:
             return
-        failed, self._failed = self._failed.to(torch.int64), None
-        if distributed.world_size() > 1:
-            dist.all_reduce(failed, dist.ReduceOp.MAX)
-        if failed:
+        failed, self._failed = self._failed, None
+        if distributed.max_over_ranks(int(failed), failed.device):
             raise self.not_finite(f"the loss of {self.method}")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -170,9 +166,9 @@ class TrainingModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.require_finite_losses()
 
-    def embed_samples(self, data: Images, ids: Tensor, projected: bool = False) -> Tensor:
+    def embed_samples(self, data: Images, ids: Tensor) -> Tensor:
         where: dict[str, Any] = {"device": self.device, "autocast": self.autocast}
-        return embed(self.framework, data, self.views, ids, projected=projected, **where)
+        return embed(self.framework, data, self.views, ids, **where)
 
     def not_finite(self, what: str) -> NonFiniteLossError:
         epoch, step = self.last_step
@@ -247,8 +243,6 @@ def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
     batch is a multiple of `number`. BatchNorm normalises each chunk by its own statistics; without
     it, loss and gradient are those of the whole batch to rounding.
     """
-    if number < 1:
-        raise ValueError(f"`number` (={number}) must be at least 1")
     with ExitStack() as stack:
         for module in modules if number > 1 else ():
             stack.enter_context(_replace_forward(module, number))

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source, exclude
 from kinfolk.data.stream import open_stream, stream_images
 from kinfolk.data.text import PairTexts, TextData, read_pairs
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short
+from kinfolk.errors import KinfolkError, UsageError, plural, short, warn
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
@@ -97,7 +96,7 @@ class Run:
     def epochs(self) -> list[dict[str, Any]]:
         rows, torn = read_rows(self.metrics)
         if torn:
-            _warn(describe_torn_lines(self.metrics, torn))
+            warn(describe_torn_lines(self.metrics, torn))
         return rows
 
     def require_run_folder(self) -> None:
@@ -147,18 +146,14 @@ class Run:
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
         if len(kept) < epochs:
-            _warn(
+            warn(
                 f"{short(str(self.metrics))} has readable lines of {len(kept)} of the {epochs}"
                 " epochs that are done; the others are lost"
             )
         elif torn and torn[0] <= len(rows):
-            _warn(describe_torn_lines(self.metrics, torn))
+            warn(describe_torn_lines(self.metrics, torn))
         if self.metrics.exists():
             write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, KinfolkWarning, stacklevel=3)
 
 
 def _is_half_written(name: str) -> bool:
@@ -243,7 +238,7 @@ def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | Non
     newest good one before it, with a warning; one of another run is refused."""
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
     if saved and saved[0] != run.checkpoint:
-        _warn(f"{run.checkpoint} is missing; the one before it is used instead")
+        warn(f"{run.checkpoint} is missing; the one before it is used instead")
     for path in saved:
         try:
             state: dict[str, Any] = read_checkpoint(path)["kinfolk"]
@@ -253,7 +248,7 @@ def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | Non
                     f"{error}; there is no other checkpoint, so put a copy of it back or start a"
                     " new run"
                 ) from error
-            _warn(f"{error}; the one before it is used instead")
+            warn(f"{error}; the one before it is used instead")
             continue
         samples = Samples.read(run.samples)
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
@@ -261,7 +256,7 @@ def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | Non
             os.replace(path, run.checkpoint)
         return state
     if done := len(run.epochs()):
-        _warn(
+        warn(
             f"there is no checkpoint in {run.checkpoint.parent}, although {plural(done, 'epoch')}"
             " of the run ended; the training starts again from the beginning"
         )
