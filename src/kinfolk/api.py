@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,7 +188,7 @@ class Encoder(nn.Module):
 def load(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> Encoder:
     """The trained encoder of a run with its preprocessing, in evaluation mode. `model`: the module
     to fill, needed for a run that was trained with a module as `model`."""
-    return Encoder(open_run(_folder(run), model)).eval()
+    return Encoder(open_run(run, model)).eval()
 
 
 def embed(
@@ -200,7 +199,7 @@ def embed(
     progress: bool = False,
 ) -> NDArray[np.float32]:
     """(N, F) features of every sample of `data`, or of the data of the run, by its encoder."""
-    opened = open_run(_folder(run), model)
+    opened = open_run(run, model)
     opened.encoder()  # a run without a model is refused before any image is read
     return opened.features(opened.data(data, progress=progress), progress=progress)
 
@@ -229,7 +228,7 @@ def evaluate(
         model: as in `load`.
     """
     require_choice("protocol", protocol, PROTOCOLS)
-    opened = open_run(_folder(run), model)
+    opened = open_run(run, model)
     images = opened.data(data, labels_from_folders=labels_from_folders, progress=progress)
     if protocol == "kin":
         return measure_kin(opened, images, seed, progress=progress)
@@ -240,7 +239,3 @@ def evaluate(
     if protocol == "linear":
         return protocols.run_linear(parts, seed)
     return protocols.run_clusters(parts, None)
-
-
-def _folder(run: str | os.PathLike[str] | Run) -> Path:
-    return run.path if isinstance(run, Run) else Path(run)

@@ -60,16 +60,12 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
     return found
 
 
-def num_cores() -> int:
-    """That this process may use."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-
-
 @contextmanager
 def threads_of_waiting_ranks() -> Iterator[None]:
     """Within, torch computes with the CPU threads of all ranks of this machine."""
-    before, given, cores = torch.get_num_threads(), os.environ, num_cores()
+    before, given = torch.get_num_threads(), os.environ
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     # torchrun does so where the user sets nothing
     set_by_torchrun = "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1"
     local = int(given.get("LOCAL_WORLD_SIZE", world_size()))

@@ -7,8 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,13 @@ def load_plugins(names: Iterable[str]) -> None:
 def _load(name: str) -> None:
     try:
         if not name.endswith(".py"):
-            with _working_directory_on_path():
+            # the `kinfolk` command does not look into the working directory by itself
+            folder = os.getcwd()
+            sys.path.insert(0, folder)
+            try:
                 importlib.import_module(name)
+            finally:
+                sys.path.remove(folder)
             return
         path = Path(name).absolute()
         module_name = f"kinfolk_plugin_{path.stem}"
@@ -65,17 +69,6 @@ def _load(name: str) -> None:
             f"the plugin `{name}` cannot be imported: {first_line(error)}; give an importable"
             " module or a .py file"
         ) from error
-
-
-@contextmanager
-def _working_directory_on_path() -> Iterator[None]:
-    """The `kinfolk` command does not look for modules in the working directory by itself."""
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
 
 
 def _register(registry: dict[str, Any], name: str, kind: type, base: type) -> None:

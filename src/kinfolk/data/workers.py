@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from typing import Any, final
 
 from kinfolk.data import decode
 from kinfolk.data.decode import Place, Read, read_file, strict_pillow
-from kinfolk.distributed import num_cores
 from kinfolk.errors import KinfolkError
 
 _CHUNK = 16
@@ -30,7 +30,8 @@ _START = (
 
 
 def default_workers() -> int:
-    return min(num_cores(), 32)
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return min(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1, 32)
 
 
 def read_files(

@@ -5,6 +5,7 @@ Dimension key: N samples, F features, Q queries, C candidates, P positives.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,8 +204,8 @@ def exported_meta(path: Path) -> dict[str, Any]:
     return meta_of(file) if file.is_file() else {}
 
 
-def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
-    path = Path(path)
+def open_run(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> OpenedRun:
+    path = run.path if isinstance(run, Run) else Path(run)
     if not (path / "config.yaml").is_file():
         raise UsageError(
             f"{path} is not a run folder: it has no config.yaml; give the folder that `kinfolk"

@@ -267,19 +267,18 @@ def _replace_forward(module: nn.Module, number: int) -> Iterator[None]:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _keep_buffers(module)
 
-    def one_chunk(
-        chunk: Tensor, format_: torch.memory_format, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Tensor:
-        return forward(chunk.contiguous(memory_format=format_), *args, **options)
-
     def forward_in_chunks(rows: Tensor, *args: Any, **options: Any) -> Tensor:
         wide = rows.ndim == 4 and rows.is_contiguous(memory_format=torch.channels_last)
         format_ = torch.channels_last if wide else torch.contiguous_format
         step = max(1, min(number, len(rows)))
-        run: Callable[..., Tensor] = one_chunk
+
+        def one_chunk(chunk: Tensor) -> Tensor:
+            return forward(chunk.contiguous(memory_format=format_), *args, **options)
+
+        run: Callable[[Tensor], Tensor] = one_chunk
         if torch.is_grad_enabled():
             run = partial(checkpoint, one_chunk, use_reentrant=False, context_fn=contexts)
-        done = [run(rows[k::step], format_, args, options) for k in range(step)]
+        done = [run(rows[k::step]) for k in range(step)]
         order = torch.arange(len(rows), device=rows.device)
         places = torch.cat([order[k::step] for k in range(step)]).argsort()
         return torch.cat(done).index_select(0, places)
