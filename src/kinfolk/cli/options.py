@@ -28,17 +28,15 @@ def screen() -> Console:
     return Console(soft_wrap=True, highlight=False)
 
 
-def say(text: str, style: str = "") -> None:
-    """Prints without markup, and without wrapping."""
+def say(text: str, style: str = "", wrap: bool = False) -> None:
+    """Prints without markup."""
     from rich.text import Text
 
-    screen().print(Text("\n".join(map(printable, text.split("\n"))), style))
+    shown = Text("\n".join(map(printable, text.split("\n"))), style)
+    screen().print(shown, soft_wrap=not wrap)
 
 
-def say_wrapped(text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    screen().print(Text(printable(text), style), soft_wrap=False)
+say_wrapped = functools.partial(say, wrap=True)
 
 
 def require_new(path: Path, overwrite: bool, kind: str = "file") -> None:

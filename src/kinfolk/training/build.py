@@ -143,7 +143,7 @@ def build_framework(
         raise UsageError(f"{method} cannot be built: {error}") from error
     for part in framework.modules():
         if isinstance(part, Guide) and part.features is not None:
-            require_rows(part.features, data.num_ids, max(len(data), data.num_ids))
+            require_rows("the guide", part.features, data.num_ids, max(len(data), data.num_ids))
     framework.set_eval_labels(labels)
     for objective in framework.objectives:
         objective.compiles = config.trainer.compile is True

@@ -81,10 +81,8 @@ def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
     blocks = {(int(place[1]), int(place[2])) for place in places if place is not None}
     depths = tuple(sum(stage == each for stage, _ in blocks) for each in (1, 2, 3, 4))
     bottleneck = "layer1.0.conv3.weight" in state
-    name, first = None, state.get("conv1.weight")
-    for each, make in ENCODERS.items():
-        if make.args == (Bottleneck if bottleneck else BasicBlock, depths):
-            name = each
+    first, sought = state.get("conv1.weight"), (Bottleneck if bottleneck else BasicBlock, depths)
+    name = next((each for each, make in ENCODERS.items() if make.args == sought), None)
     if name is None:
         kind = "bottleneck" if bottleneck else "basic"
         raise KinfolkError(

@@ -53,14 +53,14 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
     if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
         is_ordered = torch.equal(rows, torch.arange(len(features_NF)))
         return features_NF if is_ordered else features_NF[rows]
-    require_rows(features_NF, data.num_train, len(data))
+    require_rows(f"the guide `{path}`", features_NF, data.num_train, len(data))
     return features_NF[: data.num_train]
 
 
-def require_rows(features: Sized, number: int, total: int) -> None:
+def require_rows(what: str, features: Sized, number: int, total: int) -> None:
     if len(features) not in (number, total):
         raise UsageError(
-            f"the guide has features of {len(features):,} samples; it must have one row for each of"
+            f"{what} has features of {len(features):,} samples; it must have one row for each of"
             f" the {number:,} training samples, in data-set order, or for each of all {total:,}"
             " samples"
         )
