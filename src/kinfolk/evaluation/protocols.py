@@ -201,8 +201,7 @@ def run_transfer(
     *,
     how: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Results `before` on other data sets are kept; `accuracy` is the mean over the data sets.
-    `how`: further entries about the features."""
+    """Results `before` on other data sets are kept; `how`: entries about the features."""
     used = divide(parts, seed, "transfer")
     chosen: Any = metric or ("map" if used.train_y.ndim == 2 else metric_of(source))
     data = (used.train_x, used.train_y, used.test_x, used.test_y)

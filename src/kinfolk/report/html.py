@@ -67,7 +67,6 @@ def write_page(
 
 
 def render_template(template: str, **words: Any) -> Markup:
-    """All text of the data is escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -97,7 +96,6 @@ def script_json(value: Any) -> str:
 
 
 def policy(*scripts: str) -> str:
-    """Allows these scripts, images inside the page, and no network."""
     digests = (
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
     )

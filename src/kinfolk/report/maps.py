@@ -130,17 +130,7 @@ def project(features_NF: NDArray[np.float32], seed: int) -> tuple[NDArray[np.flo
 # ---- images
 
 
-@dataclass(frozen=True)
-class Strip:
-    key: str
-    label: str
-    uri: str
-    width: int
-    height: int
-    pixelated: bool
-
-
-def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
+def draw_strips(data: ImageData, views: Views, seed: int) -> list[dict[str, Any]]:
     from PIL import Image
 
     ids, samples, size = choose(data.num_train, seed, NUM_SAMPLES), data.samples, views.size
@@ -159,7 +149,8 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
             sheet.paste(Image.fromarray(view), (size + 2 * gap + place * (size + gap), 0))
         label = -1 if samples.labels is None else samples.labels[sample]
         name, uri = names[label] if label >= 0 else "", data_uri(sheet, quality=88)
-        strips.append(Strip(samples.keys[sample], name, uri, *sheet.size, size <= 64))
+        strip = {"key": samples.keys[sample], "label": name, "uri": uri, "pixelated": size <= 64}
+        strips.append({**strip, "width": sheet.width, "height": sheet.height})
     return strips
 
 

@@ -20,7 +20,7 @@ from kinfolk.report.gallery import (
     level_panels,
 )
 from kinfolk.report.html import Panel, curve_panels, write_page
-from kinfolk.report.maps import NUM_VIEWS, EmbeddingMap, Strip, choose, draw_map, draw_strips
+from kinfolk.report.maps import NUM_VIEWS, EmbeddingMap, choose, draw_map, draw_strips
 from kinfolk.report.record import Record, read_record
 from kinfolk.report.results import result_rows
 from kinfolk.training.load_run import open_run, restore
@@ -41,7 +41,7 @@ COSTS = ("lr", "cost")
 class Drawn:
     """What a report shows besides the small files of its run, or why not."""
 
-    strips: Sequence[Strip] = ()
+    strips: Sequence[dict[str, Any]] = ()
     map: EmbeddingMap | None = None
     map_missing: str = ""
     levels: Sequence[Panel] = ()
